@@ -1,16 +1,17 @@
 //! Chunks: loading them, and what the superblock's copy of the system chunks says.
 //!
-//! Chunks come first, for without them no address leads anywhere. They are loaded without a word;
-//! that their tree is sound is looked at later, with all the others. A chunk that cannot be right
-//! is reported and left out: what lies in it is unmapped then.
+//! Chunks come first, for without them no address leads anywhere. They are loaded silently; whether
+//! their tree is sound is checked later, with all the others. A chunk that cannot be right is
+//! reported and left out: what lies in it is unmapped then.
 
 use crate::finding::{Finding, Findings, Kind};
 use crate::sets::Hashing;
 use crate::source::{Edge, Source};
 use crate::walk::scan;
 use larder_format::check::check_chunk;
+use larder_format::items::keys::chunk_key;
 use larder_format::items::{self, BlockGroupFlags, Profile, parse_sys_array};
-use larder_format::{DeviceId, Key, KeyType, Logical, ObjectId, Superblock};
+use larder_format::{DeviceId, Key, KeyType, Logical, LogicalRange, ObjectId, Superblock};
 use larder_volume::{MappedChunk, VolumeError};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,33 +20,41 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// A chunk, and what was counted in it.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    pub(crate) start: u64,
+    pub(crate) start: Logical,
     pub(crate) len: u64,
     pub(crate) flags: BlockGroupFlags,
     pub(crate) item: items::Chunk,
-    /// Ranges (address, bytes) that copies of the superblock lie in.
-    pub(crate) superblocks: Vec<(u64, u64)>,
+    /// Where copies of the superblock lie.
+    pub(crate) superblocks: Vec<LogicalRange>,
     /// Bytes that the extent tree has allocated.
     pub(crate) used: AtomicU64,
     tiles: AtomicU64,
 }
 
 impl Chunk {
-    pub(crate) fn end(&self) -> u64 {
-        self.start.saturating_add(self.len)
+    pub(crate) fn end(&self) -> Logical {
+        self.start.plus(self.len)
+    }
+    pub(crate) fn range(&self) -> LogicalRange {
+        LogicalRange::new(self.start, self.len)
     }
     /// Bytes that each stripe takes of its device.
     pub(crate) fn stripe_bytes(&self) -> u64 {
         stripe_bytes(&self.item)
     }
     /// A range is accounted for, as allocated or as free.
-    pub(crate) fn tile(&self, hashing: &Hashing, from: u64, to: u64) {
-        self.tiles.fetch_add(hashing.of(&to).wrapping_sub(hashing.of(&from)), Relaxed);
+    pub(crate) fn tile(&self, hashing: &Hashing, range: LogicalRange) {
+        self.tiles.fetch_add(length_of(hashing, range), Relaxed);
     }
     /// Do the ranges tile the chunk: no gap, no overlap?
     pub(crate) fn is_tiled(&self, hashing: &Hashing) -> bool {
-        self.tiles.load(Relaxed) == hashing.of(&self.end()).wrapping_sub(hashing.of(&self.start))
+        self.tiles.load(Relaxed) == length_of(hashing, self.range())
     }
+}
+
+/// Of ranges that lie behind each other these add up to that of the whole, whatever its cuts.
+fn length_of(hashing: &Hashing, range: LogicalRange) -> u64 {
+    hashing.of(&range.end).wrapping_sub(hashing.of(&range.start))
 }
 
 fn stripe_bytes(chunk: &items::Chunk) -> u64 {
@@ -66,23 +75,22 @@ pub(crate) struct Chunks(pub(crate) Vec<Chunk>);
 
 impl Chunks {
     /// The chunk that an address lies in.
-    pub(crate) fn find(&self, at: u64) -> Option<&Chunk> {
+    pub(crate) fn find(&self, at: Logical) -> Option<&Chunk> {
         let n = self.0.partition_point(|c| c.start <= at);
         self.0.get(n.checked_sub(1)?).filter(|c| at < c.end())
     }
     /// How many of these bytes lie in chunks, up to the first gap.
-    pub(crate) fn covered(&self, at: u64, len: u64) -> u64 {
-        let end = at.saturating_add(len);
-        let mut here = at;
-        while here < end
+    pub(crate) fn covered(&self, range: LogicalRange) -> u64 {
+        let mut here = range.start;
+        while here < range.end
             && let Some(chunk) = self.find(here)
         {
             here = chunk.end();
         }
-        here.min(end) - at
+        LogicalRange::between(range.start, here.min(range.end)).len()
     }
     /// The chunk that begins at an address.
-    pub(crate) fn starting_at(&self, at: u64) -> Option<&Chunk> {
+    pub(crate) fn starting_at(&self, at: Logical) -> Option<&Chunk> {
         self.find(at).filter(|c| c.start == at)
     }
 }
@@ -96,21 +104,12 @@ pub(crate) struct Loaded {
     pub(crate) lost: bool,
 }
 
-pub(crate) fn chunk_root(superblock: &Superblock) -> Edge {
-    Edge::root(
-        ObjectId::CHUNK_TREE,
-        superblock.chunk_root(),
-        superblock.chunk_root_level,
-        superblock.chunk_root_generation(),
-    )
-}
-
 /// Adds the system chunks of the superblock to the volume. `None` if the list is unusable, which is
 /// reported.
 pub(crate) fn system_chunks(
     superblock: &Superblock,
     source: &Source<'_>,
-) -> Result<BTreeMap<u64, items::Chunk>, VolumeError> {
+) -> Result<BTreeMap<Logical, items::Chunk>, VolumeError> {
     let mut out = BTreeMap::new();
     let list = match parse_sys_array(superblock.sys_chunk_bytes()) {
         Ok(list) => list,
@@ -121,7 +120,7 @@ pub(crate) fn system_chunks(
     };
     for (key, chunk) in list {
         add(source, Logical(key.offset), &chunk)?;
-        out.insert(key.offset, chunk);
+        out.insert(Logical(key.offset), chunk);
     }
     Ok(out)
 }
@@ -148,7 +147,7 @@ fn add(source: &Source<'_>, start: Logical, chunk: &items::Chunk) -> Result<bool
     } else {
         Kind::ChunkInvalid
     };
-    let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, start.0);
+    let key = chunk_key(start);
     source
         .findings
         .add(Finding::new(kind, text).tree(ObjectId::CHUNK_TREE).key(key).address(start));
@@ -159,14 +158,15 @@ fn add(source: &Source<'_>, start: Logical, chunk: &items::Chunk) -> Result<bool
 pub(crate) fn load(superblock: &Superblock, source: &Source<'_>) -> Result<Loaded, VolumeError> {
     let mut loaded = Loaded::default();
     let mut found = Vec::new();
-    loaded.lost = scan(source, &chunk_root(superblock), Key::MIN, Key::MAX, &mut |key, data| {
-        match key.kind {
-            KeyType::CHUNK_ITEM => found.push((key, data.to_vec())),
-            KeyType::DEV_ITEM => loaded.dev_items.push((key, data.to_vec())),
-            _ => {}
-        }
-        ControlFlow::Continue(())
-    });
+    loaded.lost =
+        scan(source, &Edge::chunk_tree(superblock), Key::MIN, Key::MAX, &mut |key, data| {
+            match key.kind {
+                KeyType::CHUNK_ITEM => found.push((key, data.to_vec())),
+                KeyType::DEV_ITEM => loaded.dev_items.push((key, data.to_vec())),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        });
     for (key, data) in found {
         let parsed = check_chunk(&key, &data, superblock.nodesize())
             .and_then(|()| items::Chunk::parse(&data));
@@ -183,13 +183,14 @@ pub(crate) fn load(superblock: &Superblock, source: &Source<'_>) -> Result<Loade
             continue;
         }
         let mapped = MappedChunk::from_item(Logical(key.offset), &chunk);
-        let superblocks = mapped.superblock_ranges().iter().map(|(at, len)| (at.0, *len)).collect();
+        let superblocks = mapped.superblock_ranges();
+        let superblocks = superblocks.iter().map(|(at, len)| LogicalRange::new(*at, *len));
         loaded.chunks.0.push(Chunk {
-            start: key.offset,
+            start: Logical(key.offset),
             len: chunk.length,
             flags: chunk.flags,
             item: chunk,
-            superblocks,
+            superblocks: superblocks.collect(),
             used: AtomicU64::new(0),
             tiles: AtomicU64::new(0),
         });
@@ -199,13 +200,12 @@ pub(crate) fn load(superblock: &Superblock, source: &Source<'_>) -> Result<Loade
 
 /// The superblock's system chunks and those of the chunk tree must be the same.
 pub(crate) fn compare_system_chunks(
-    array: &BTreeMap<u64, items::Chunk>,
+    array: &BTreeMap<Logical, items::Chunk>,
     loaded: &Loaded,
     findings: &Findings,
 ) {
-    let key = |at| Key::new(ObjectId(256), KeyType::CHUNK_ITEM, at);
-    let place = |kind, what: String, at: u64| {
-        Finding::new(kind, what).tree(ObjectId::CHUNK_TREE).key(key(at)).address(Logical(at))
+    let place = |kind, what: String, at: Logical| {
+        Finding::new(kind, what).tree(ObjectId::CHUNK_TREE).key(chunk_key(at)).address(at)
     };
     for chunk in loaded.chunks.0.iter().filter(|c| c.flags.contains(BlockGroupFlags::SYSTEM)) {
         match array.get(&chunk.start) {

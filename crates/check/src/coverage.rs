@@ -13,8 +13,10 @@
 //! the address where it began is where the next pass over the image takes up. A file system with a
 //! few TiB of data is done in one.
 
+use larder_format::{Logical, LogicalRange};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 const SECTOR: u64 = 4096;
@@ -66,7 +68,7 @@ pub(crate) enum Flaw {
 /// The facts of a window of the address space.
 #[derive(Debug)]
 pub(crate) struct Coverage {
-    from: u64,
+    from: Logical,
     /// First address behind the window.
     to: AtomicU64,
     shards: Vec<Mutex<HashMap<u64, Page>>>,
@@ -77,7 +79,7 @@ pub(crate) struct Coverage {
 
 impl Coverage {
     /// From this address on, with at most so many pages of 2 KiB, each for 16 MiB of data.
-    pub(crate) fn new(from: u64, limit: usize) -> Self {
+    pub(crate) fn new(from: Logical, limit: usize) -> Self {
         Self {
             from,
             to: AtomicU64::new(u64::MAX),
@@ -89,9 +91,9 @@ impl Coverage {
     }
 
     /// Notes a fact of a range; was it said of any part of the range before?
-    pub(crate) fn add(&self, fact: Fact, at: u64, len: u64) -> bool {
-        let end = at.saturating_add(len).min(self.to.load(Relaxed));
-        let mut at = at.max(self.from);
+    pub(crate) fn add(&self, fact: Fact, range: LogicalRange) -> bool {
+        let end = range.end.0.min(self.to.load(Relaxed));
+        let mut at = range.start.max(self.from).0;
         let mut twice = false;
         while at < end {
             let page = at / PAGE;
@@ -102,7 +104,7 @@ impl Coverage {
                 let before = shard.len();
                 let bits = shard.entry(page).or_insert_with(Bits::empty);
                 let (first, last) = (at % PAGE / SECTOR, (until - page * PAGE).div_ceil(SECTOR));
-                twice |= set(bits.of(fact), first, last);
+                twice |= set(bits.of(fact), first..last);
                 shard.len() > before
             };
             if grown && self.pages.fetch_add(1, Relaxed) >= self.limit {
@@ -136,19 +138,19 @@ impl Coverage {
     }
 
     /// Where the next window begins; `None` if this one was the last.
-    pub(crate) fn next_window(&self) -> Option<u64> {
+    pub(crate) fn next_window(&self) -> Option<Logical> {
         let to = self.to.load(Relaxed);
-        (to < u64::MAX).then_some(to)
+        (to < u64::MAX).then_some(Logical(to))
     }
 
-    /// Ranges (first byte, bytes) with a flaw, ascending; at most `limit` of each sort, and how
-    /// many sectors of each sort.
-    pub(crate) fn flaws(self, limit: usize) -> (Vec<(Flaw, u64, u64)>, [u64; 3]) {
+    /// Ranges with a flaw, ascending; at most `limit` of each sort, and how many sectors of each
+    /// sort.
+    pub(crate) fn flaws(self, limit: usize) -> (Vec<(Flaw, LogicalRange)>, [u64; 3]) {
         let to = self.to.load(Relaxed);
         let mut pages: Vec<(u64, Page)> =
             self.shards.into_iter().flat_map(Mutex::into_inner).collect();
         pages.sort_unstable_by_key(|(page, _)| *page);
-        let mut found: [Vec<(u64, u64)>; 3] = [vec![], vec![], vec![]];
+        let mut found: [Vec<LogicalRange>; 3] = [vec![], vec![], vec![]];
         let mut counts = [0; 3];
         for (page, bits) in pages.iter().filter(|(page, _)| page * PAGE < to) {
             for word in 0..WORDS {
@@ -158,27 +160,24 @@ impl Coverage {
                 for (sort, flaw) in flaws.into_iter().enumerate().filter(|(_, f)| *f != 0) {
                     counts[sort] += u64::from(flaw.count_ones());
                     let start = page * PAGE + word as u64 * 64 * SECTOR;
-                    append(&mut found[sort], start, flaw, limit);
+                    append(&mut found[sort], Logical(start), flaw, limit);
                 }
             }
         }
         let sorts = [Flaw::Missing, Flaw::Unexpected, Flaw::WithoutData];
         let all = sorts.into_iter().zip(found);
-        (
-            all.flat_map(|(sort, ranges)| ranges.into_iter().map(move |(at, len)| (sort, at, len)))
-                .collect(),
-            counts,
-        )
+        let all = all.flat_map(|(sort, ranges)| ranges.into_iter().map(move |r| (sort, r)));
+        (all.collect(), counts)
     }
 }
 
-/// Sets bits `first..last` of a page; was any set before?
-fn set(bits: &mut [u64; WORDS], first: u64, last: u64) -> bool {
+/// Sets some bits of a page; was any set before?
+fn set(bits: &mut [u64; WORDS], range: Range<u64>) -> bool {
     let mut twice = false;
-    let mut bit = first;
-    while bit < last {
+    let mut bit = range.start;
+    while bit < range.end {
         let (word, from) = ((bit / 64) as usize, bit % 64);
-        let n = (64 - from).min(last - bit);
+        let n = (64 - from).min(range.end - bit);
         let mask = if n == 64 { u64::MAX } else { ((1 << n) - 1) << from };
         twice |= bits[word] & mask != 0;
         bits[word] |= mask;
@@ -187,14 +186,15 @@ fn set(bits: &mut [u64; WORDS], first: u64, last: u64) -> bool {
     twice
 }
 
-fn append(ranges: &mut Vec<(u64, u64)>, start: u64, flaw: u64, limit: usize) {
+/// Adds the sectors of a word of bits, which begins at `start`.
+fn append(ranges: &mut Vec<LogicalRange>, start: Logical, flaw: u64, limit: usize) {
     for bit in (0..64).filter(|bit| flaw >> bit & 1 == 1) {
-        let at = start + bit * SECTOR;
+        let sector = LogicalRange::new(start.plus(bit * SECTOR), SECTOR);
         let full = ranges.len() >= limit;
         match ranges.last_mut() {
-            Some((from, len)) if *from + *len == at => *len += SECTOR,
+            Some(last) if last.end == sector.start => last.end = sector.end,
             _ if full => return,
-            _ => ranges.push((at, SECTOR)),
+            _ => ranges.push(sector),
         }
     }
 }
@@ -203,27 +203,33 @@ fn append(ranges: &mut Vec<(u64, u64)>, start: u64, flaw: u64, limit: usize) {
 mod tests {
     use super::*;
 
+    /// By numbers of sectors.
+    fn sectors(range: Range<u64>) -> LogicalRange {
+        LogicalRange::between(Logical(range.start * SECTOR), Logical(range.end * SECTOR))
+    }
+
     #[test]
     fn sectors_are_judged_alone() {
-        let c = Coverage::new(0, 1000);
-        assert!(!c.add(Fact::Data, 0, 100 * SECTOR));
-        assert!(!c.add(Fact::Sums, 10 * SECTOR, 80 * SECTOR));
-        assert!(c.add(Fact::Sums, 89 * SECTOR, SECTOR), "twice");
-        c.add(Fact::Need, 5 * SECTOR, 20 * SECTOR);
-        c.add(Fact::Need, 15 * SECTOR, 20 * SECTOR);
-        c.add(Fact::Spare, 30 * SECTOR, 10 * SECTOR);
-        c.add(Fact::Never, 24 * SECTOR, SECTOR);
-        c.add(Fact::Never, 95 * SECTOR, SECTOR);
-        c.add(Fact::Sums, PAGE - SECTOR, 2 * SECTOR);
+        const LAST: u64 = PAGE / SECTOR - 1;
+        let c = Coverage::new(Logical(0), 1000);
+        assert!(!c.add(Fact::Data, sectors(0..100)));
+        assert!(!c.add(Fact::Sums, sectors(10..90)));
+        assert!(c.add(Fact::Sums, sectors(89..90)), "twice");
+        c.add(Fact::Need, sectors(5..25));
+        c.add(Fact::Need, sectors(15..35));
+        c.add(Fact::Spare, sectors(30..40));
+        c.add(Fact::Never, sectors(24..25));
+        c.add(Fact::Never, sectors(95..96));
+        c.add(Fact::Sums, sectors(LAST..LAST + 2));
         assert_eq!(c.next_window(), None);
         let (flaws, counts) = c.flaws(10);
         assert_eq!(
             flaws,
             [
-                (Flaw::Missing, 5 * SECTOR, 5 * SECTOR),
-                (Flaw::Unexpected, 24 * SECTOR, SECTOR),
-                (Flaw::Unexpected, 35 * SECTOR, 5 * SECTOR),
-                (Flaw::WithoutData, PAGE - SECTOR, 2 * SECTOR),
+                (Flaw::Missing, sectors(5..10)),
+                (Flaw::Unexpected, sectors(24..25)),
+                (Flaw::Unexpected, sectors(35..40)),
+                (Flaw::WithoutData, sectors(LAST..LAST + 2)),
             ]
         );
         assert_eq!(counts, [5, 6, 2]);
@@ -232,17 +238,18 @@ mod tests {
     /// With windows nothing is found twice or missed.
     #[test]
     fn windows_cover_everything_once() {
-        let mut from = 0;
+        let mut from = Logical(0);
         let mut found = Vec::new();
         let mut windows = 0;
         loop {
             let c = Coverage::new(from, 8);
             for n in (0..100u64).rev() {
-                c.add(Fact::Need, n * PAGE / 2, SECTOR);
-                c.add(Fact::Data, n * PAGE / 2, PAGE / 2);
+                let at = Logical(n * PAGE / 2);
+                c.add(Fact::Need, LogicalRange::new(at, SECTOR));
+                c.add(Fact::Data, LogicalRange::new(at, PAGE / 2));
             }
             let next = c.next_window();
-            found.extend(c.flaws(1000).0.into_iter().map(|(_, at, _)| at));
+            found.extend(c.flaws(1000).0.into_iter().map(|(_, range)| range.start.0));
             windows += 1;
             match next {
                 Some(at) => {

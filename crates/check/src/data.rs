@@ -1,11 +1,11 @@
 //! File data against its checksums: every sector of every copy.
 
-use crate::unpack::Unpacked;
-use crate::world::Pass;
-use larder_format::{Logical, SECTOR_SIZE};
+use crate::sets::SectorSet;
+use crate::source::Source;
+use larder_format::{Logical, LogicalRange, SECTOR_SIZE};
 use larder_volume::VolumeError;
 use parking_lot::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SECTOR: usize = SECTOR_SIZE as usize;
 /// Bytes that are read at once.
@@ -16,8 +16,7 @@ const RANGES: usize = 20_000;
 /// A range of one copy that is bad.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bad {
-    pub(crate) at: u64,
-    pub(crate) len: u64,
+    pub(crate) range: LogicalRange,
     pub(crate) copy: usize,
     pub(crate) copies: usize,
     /// What the device said, if it could not be read.
@@ -25,70 +24,78 @@ pub(crate) struct Bad {
 }
 
 /// What was found.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Data {
-    pub(crate) bad: Mutex<Vec<Bad>>,
-    pub(crate) unpacked: Unpacked,
+    bad: Mutex<Vec<Bad>>,
+    /// Compressed extents that were unpacked.
+    pub(crate) unpacked: SectorSet,
+    /// Bytes that were compared, over all copies.
+    compared: AtomicU64,
 }
 
 impl Data {
+    pub(crate) fn new() -> Self {
+        let (bad, compared) = (Mutex::default(), AtomicU64::new(0));
+        Self { bad, unpacked: SectorSet::new(), compared }
+    }
+
     /// Compares the data from `at` on with the checksums of its sectors.
-    pub(crate) fn verify(&self, pass: &Pass<'_>, at: u64, sums: &[&[u8]]) {
+    pub(crate) fn verify(&self, source: &Source<'_>, at: Logical, sums: &[&[u8]]) {
         let mut buffer = vec![0; PIECE.min(sums.len() * SECTOR)];
         for (n, sums) in sums.chunks(PIECE / SECTOR).enumerate() {
-            let at = at.saturating_add((n * PIECE) as u64);
+            let at = at.plus((n * PIECE) as u64);
             let buffer = &mut buffer[..sums.len() * SECTOR];
-            self.piece(pass, at, sums, buffer);
+            self.piece(source, at, sums, buffer);
         }
     }
 
-    fn piece(&self, pass: &Pass<'_>, at: u64, sums: &[&[u8]], buffer: &mut [u8]) {
-        let world = pass.world;
-        let volume = &world.source.volume;
+    fn piece(&self, source: &Source<'_>, at: Logical, sums: &[&[u8]], buffer: &mut [u8]) {
+        let volume = &source.volume;
         // What lies in no chunk is reported as checksums without an extent.
-        let Ok(copies) = volume.copies(Logical(at)) else { return };
+        let Ok(copies) = volume.copies(at) else { return };
         for copy in 0..copies {
-            world.meter.read(buffer.len() as u64);
-            world.counts.data_bytes.fetch_add(buffer.len() as u64, Relaxed);
-            let whole = volume.read(Logical(at), buffer, copy).is_ok();
+            source.meter.read(buffer.len() as u64);
+            self.compared.fetch_add(buffer.len() as u64, Relaxed);
+            let whole = volume.read(at, buffer, copy).is_ok();
             for (n, (sector, sum)) in buffer.chunks_exact_mut(SECTOR).zip(sums).enumerate() {
-                let here = at + (n * SECTOR) as u64;
-                if !whole && let Err(e) = volume.read(Logical(here), sector, copy) {
+                let here = at.plus((n * SECTOR) as u64);
+                let range = LogicalRange::new(here, SECTOR as u64);
+                if !whole && let Err(e) = volume.read(here, sector, copy) {
                     if matches!(e, VolumeError::Io { .. }) {
-                        self.add(Bad {
-                            at: here,
-                            len: SECTOR as u64,
-                            copy,
-                            copies,
-                            error: Some(e.to_string()),
-                        });
+                        self.add(Bad { range, copy, copies, error: Some(e.to_string()) });
                     }
                     continue;
                 }
-                if world.superblock.csum_type().compute(sector)[..sum.len()] != **sum {
-                    self.add(Bad { at: here, len: SECTOR as u64, copy, copies, error: None });
+                if source.csum_type().compute(sector)[..sum.len()] != **sum {
+                    self.add(Bad { range, copy, copies, error: None });
                 }
             }
         }
     }
 
     /// Was something in this range found to be bad?
-    pub(crate) fn is_bad(&self, at: u64, len: u64) -> bool {
-        self.bad
-            .lock()
-            .iter()
-            .any(|b| b.at < at.saturating_add(len) && at < b.at.saturating_add(b.len))
+    pub(crate) fn is_bad(&self, range: LogicalRange) -> bool {
+        self.bad.lock().iter().any(|bad| bad.range.overlaps(range))
+    }
+
+    /// All ranges that were found to be bad; they are forgotten here.
+    pub(crate) fn take_bad(&self) -> Vec<Bad> {
+        std::mem::take(&mut *self.bad.lock())
+    }
+
+    pub(crate) fn compared(&self) -> u64 {
+        self.compared.load(Relaxed)
     }
 
     fn add(&self, bad: Bad) {
         let mut all = self.bad.lock();
         if let Some(last) = all.last_mut()
-            && last.at + last.len == bad.at
+            && last.range.end == bad.range.start
             && last.copy == bad.copy
             && last.error.is_none()
             && bad.error.is_none()
         {
-            last.len += bad.len;
+            last.range.end = bad.range.end;
             return;
         }
         if all.len() < RANGES {

@@ -7,7 +7,6 @@
 //! something else than `..`. The names of such a dump are compared by their length, and never with
 //! the hashes in keys.
 
-use crate::roots::root_tree;
 use crate::source::{Edge, Source};
 use crate::walk::{find, scan};
 use larder_format::items::keys::inode_ref_key;
@@ -93,7 +92,7 @@ fn names_hidden(superblock: &Superblock, source: &Source<'_>) -> bool {
         let mut root = None;
         let (from, to) =
             (Key::new(tree, KeyType::ROOT_ITEM, 0), Key::new(tree, KeyType::ROOT_ITEM, u64::MAX));
-        scan(source, &root_tree(superblock), from, to, &mut |_, data| {
+        scan(source, &Edge::root_tree(superblock), from, to, &mut |_, data| {
             root = RootItem::parse(data).ok();
             ControlFlow::Break(())
         });

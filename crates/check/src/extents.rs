@@ -1,11 +1,11 @@
-//! The extent tree: what is allocated, and who is said to use it.
+//! The extent tree: what is allocated, and which uses of it are recorded.
 //!
-//! Each extent is an item, perhaps with references in items of their own behind it. Here it is seen
-//! whether they agree with each other, with the extents beside them and with the block groups; its
-//! references go to [`crate::refs`] as claims, its space into the sums by which the free-space tree
-//! is compared: with a random value for every address, allocated and free ranges together tile a
-//! block group exactly if the values of their ends, minus those of their beginnings, sum to that of
-//! the group's end minus that of its beginning.
+//! Each extent is an item, perhaps with references in items of their own behind it. They must agree
+//! with each other, with the extents beside them and with the block groups. The references go to
+//! [`crate::refs`] as claims. The space goes into a sum for each block group, by which the
+//! free-space tree is compared: every address has a random value, and each range, allocated or
+//! free, adds the value of its end minus that of its beginning. Together the ranges tile the group
+//! exactly if the sum is that of the group as a whole.
 
 use crate::chunks::Chunk;
 use crate::coverage::Fact;
@@ -17,7 +17,7 @@ use crate::walk::Visit;
 use crate::world::Pass;
 use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem, ExtentRef, parse_keyed_refs};
 use larder_format::node::NodeView;
-use larder_format::{FormatError, Incompat, Key, KeyType, Logical, ObjectId};
+use larder_format::{FormatError, Incompat, Key, KeyType, Logical, LogicalRange, ObjectId};
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -40,7 +40,7 @@ struct Item {
 /// One extent and its references.
 #[derive(Clone, Debug)]
 pub(crate) struct Extent {
-    at: u64,
+    at: Logical,
     item: Option<Item>,
     first_key: Key,
     /// References counted.
@@ -52,7 +52,7 @@ pub(crate) struct Extent {
 
 impl Part for Extent {
     fn id(&self) -> u64 {
-        self.at
+        self.at.0
     }
     fn merge(&mut self, behind: Self) {
         self.item = self.item.or(behind.item);
@@ -109,7 +109,7 @@ impl Visit for Extents<'_> {
 
 impl Extents<'_> {
     fn part(&self, edge: &Edge, key: Key, data: &[u8]) -> Extent {
-        let at = key.objectid.0;
+        let at = Logical(key.objectid.0);
         let mut part =
             Extent { at, item: None, first_key: key, seen: 0, sum: 0, incomplete: false };
         let refs = if matches!(key.kind, KeyType::EXTENT_ITEM | KeyType::METADATA_ITEM) {
@@ -173,7 +173,7 @@ impl Extents<'_> {
             let level = item.block.map_or(key.offset, |b| u64::from(b.level));
             (nodesize, Size::Node(u8::try_from(level).unwrap_or(u8::MAX), item.generation))
         };
-        let mapped = || world.chunks.find(key.objectid.0).is_some();
+        let mapped = || world.chunks.find(Logical(key.objectid.0)).is_some();
         if item.flags.contains(ExtentFlags::FULL_BACKREF) && self.pass.first && mapped() {
             world.full_backref.insert(key.objectid.0);
         }
@@ -187,7 +187,7 @@ pub(crate) struct Closer<'a>(pub(crate) &'a Pass<'a>);
 impl Closer<'_> {
     fn finding(&self, kind: Kind, extent: &Extent, what: String) {
         let key = extent.item.map_or(extent.first_key, |i| i.key);
-        let at = Logical(extent.at);
+        let at = extent.at;
         self.0.add(|| Finding::new(kind, what).tree(ObjectId::EXTENT_TREE).key(key).address(at));
     }
 
@@ -195,9 +195,9 @@ impl Closer<'_> {
     fn place(&self, extent: &Extent, item: &Item) {
         let world = self.0.world;
         let (at, len) = (extent.at, item.len);
-        let end = at.saturating_add(len);
+        let range = LogicalRange::new(at, len);
         let chunk = world.chunks.find(at);
-        let Some(chunk) = chunk.filter(|c| end <= c.end()) else {
+        let Some(chunk) = chunk.filter(|c| range.end <= c.end()) else {
             let what = match chunk {
                 Some(c) => {
                     format!(
@@ -210,12 +210,13 @@ impl Closer<'_> {
             return self.finding(Kind::ExtentOutsideBlockGroup, extent, what);
         };
         chunk.used.fetch_add(len, Relaxed);
-        chunk.tile(&world.hashing, at, end);
+        chunk.tile(&world.hashing, range);
         self.suits(extent, item, chunk);
         if world.is_rewritten() {
             return;
         }
-        for (from, bytes) in chunk.superblocks.iter().filter(|(f, b)| *f < end && at < f + b) {
+        for copy in chunk.superblocks.iter().filter(|copy| copy.overlaps(range)) {
+            let (from, bytes) = (copy.start, copy.len());
             let what =
                 format!("{len} bytes at {at} lie on a superblock copy ({from}, {bytes} bytes)");
             self.finding(Kind::ExtentOnSuperblock, extent, what);
@@ -255,7 +256,8 @@ impl Close<Extent> for Closer<'_> {
         if let (Size::Data(len), Some(coverage)) = (item.size, pass.coverage)
             && let Some(chunk) = pass.world.chunks.find(extent.at)
         {
-            coverage.add(Fact::Data, extent.at, len.min(chunk.end() - extent.at));
+            let extent = LogicalRange::new(extent.at, len);
+            coverage.add(Fact::Data, extent.intersection(chunk.range()));
         }
         if !pass.first {
             return;
@@ -270,7 +272,7 @@ impl Close<Extent> for Closer<'_> {
 
     fn meet(&mut self, left: &Extent, right: &Extent) {
         let Some(item) = left.item else { return };
-        let end = left.at.saturating_add(item.len);
+        let end = left.at.plus(item.len);
         if end > right.at {
             let what = format!(
                 "the extent at {} ends at {end}, behind the beginning of this one",

@@ -9,21 +9,21 @@
 use crate::coverage::Fact;
 use crate::finding::{Finding, Kind};
 use crate::inode::{Inode, Stat, check, is_file_id};
-use crate::links::{LinkRecord, LinkSink, Totals};
+use crate::links::{LinkRecord, LinkSink, Totals, entry_value};
 use crate::refs::Size;
 use crate::run::{Close, Run};
 use crate::source::{Edge, Node};
 use crate::unpack;
 use crate::walk::{Visit, find, scan};
-use crate::world::{Pass, World};
+use crate::world::Pass;
 use larder_format::items::dir::is_plain_name;
 use larder_format::items::keys::inode_key;
 use larder_format::items::{
-    BlockGroupFlags, Compression, DirEntries, DirEntryRef, ExtRefs, ExtentItem, ExtentKind,
-    ExtentRecord, ExtentRef, FileExtent, InodeFlags, InodeItem, InodeRefs, parse_keyed_refs,
+    BlockGroupFlags, Compression, DirEntries, ExtRefs, ExtentItem, ExtentKind, ExtentRecord,
+    ExtentRef, FileExtent, InodeFlags, InodeItem, InodeRefs, parse_keyed_refs,
 };
 use larder_format::node::{FLAG_RELOC, NodeView};
-use larder_format::{Incompat, Key, KeyType, ObjectId, TreeId};
+use larder_format::{FileOffset, Incompat, Key, KeyType, LogicalRange, ObjectId};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -38,10 +38,10 @@ pub(crate) struct Files<'a> {
     /// deleted.
     pub(crate) whole: bool,
     /// Directories whose entries do not agree with each other.
-    pub(crate) uneven_dirs: &'a Mutex<Vec<(Edge, u64)>>,
+    pub(crate) uneven_dirs: &'a Mutex<Vec<(Edge, ObjectId)>>,
     /// The inode whose flags were looked up last.
-    pub(crate) looked_up: Mutex<Option<(u64, Option<InodeFlags>)>>,
-    /// Where to look up who is said to use a node.
+    pub(crate) looked_up: Mutex<Option<(ObjectId, Option<InodeFlags>)>>,
+    /// Where to look up which trees are said to use a node.
     pub(crate) extent_root: Option<Edge>,
     /// How often that was done.
     pub(crate) owners_asked: AtomicUsize,
@@ -96,7 +96,7 @@ impl Close<Inode> for Closer<'_> {
             self.totals.broken = true;
         }
         let Some(stat) = inode.stat else { return };
-        if ObjectId(inode.ino) == ObjectId::FIRST_FREE && stat.is_dir() && inode.names > 0 {
+        if inode.ino == ObjectId::FIRST_FREE && stat.is_dir() && inode.names > 0 {
             self.totals.has_top = true;
         }
         let hashing = &pass.world.hashing;
@@ -189,8 +189,9 @@ impl Visit for Files<'_> {
         for slot in 0..view.items().len() {
             let (Some(key), Some(data)) = (view.key(slot), view.data(slot)) else { continue };
             if key.objectid == ObjectId::ORPHAN && key.kind == KeyType::ORPHAN_ITEM {
-                let value = self.pass.world.hashing.of(&("orphan", key.offset));
-                leaf.totals.add(self.links, key.offset, value, || LinkRecord::Orphan);
+                let ino = ObjectId(key.offset);
+                let value = self.pass.world.hashing.of(&("orphan", ino));
+                leaf.totals.add(self.links, ino, value, || LinkRecord::Orphan);
                 continue;
             }
             if !is_file_id(key.objectid) {
@@ -203,7 +204,7 @@ impl Visit for Files<'_> {
                 }
                 continue;
             }
-            if current.as_ref().is_none_or(|inode| inode.ino != key.objectid.0)
+            if current.as_ref().is_none_or(|inode| inode.ino != key.objectid)
                 && let Some(done) = current.replace(Inode::new(key))
             {
                 leaf.push(&mut run, done);
@@ -283,7 +284,7 @@ impl Leaf<'_> {
         let source = &self.files.pass.world.source;
         let name = &*source.name(name);
         // A subvolume's top directory names itself, and no directory has that name.
-        if inode.ino == dir.0 && dir == ObjectId::FIRST_FREE {
+        if inode.ino == dir && dir == ObjectId::FIRST_FREE {
             if (index, name) != (0, &*source.name(b"..")) {
                 let key = Key::new(dir, KeyType::INODE_REF, dir.0);
                 self.add(Kind::RootDirectory, key, || {
@@ -297,9 +298,9 @@ impl Leaf<'_> {
             return;
         }
         inode.linked = inode.linked.saturating_add(1);
-        let value = self.files.pass.world.hashing.of(&("name", inode.ino, dir.0, index, name));
+        let value = self.files.pass.world.hashing.of(&("name", inode.ino, dir, index, name));
         self.totals.add(self.files.links, inode.ino, value.wrapping_neg(), || LinkRecord::Name {
-            dir: dir.0,
+            dir,
             index,
             name: name.into(),
         });
@@ -400,7 +401,7 @@ impl Leaf<'_> {
             }
             inode.index_bytes = inode.index_bytes.saturating_add(entry.name.len() as u64);
             inode.entries = inode.entries.wrapping_sub(entry_value(world, &entry));
-            let child = entry.location.objectid.0;
+            let child = entry.location.objectid;
             if entry.location.kind == KeyType::ROOT_ITEM {
                 let value = hashing.of(&("subvolume", inode.ino, key.offset, &*name, child));
                 self.totals.subvolumes = self.totals.subvolumes.wrapping_add(value);
@@ -475,7 +476,7 @@ impl Leaf<'_> {
         let by = if self.by_leaf {
             ExtentRef::SharedData { parent: self.view.bytenr() }
         } else {
-            ExtentRef::data(self.view.owner(), key.objectid, key.offset, r.offset)
+            ExtentRef::data(self.view.owner(), key.objectid, FileOffset(key.offset), r.offset)
         };
         pass.refs.used(r.disk_bytenr, Size::Data(r.disk_num_bytes), by, self.edge.tree, Some(key));
         if r.compression == Compression::None && r.ram_bytes != r.disk_num_bytes {
@@ -493,9 +494,10 @@ impl Leaf<'_> {
             });
         }
         if let Some(owners) = pass.owners {
-            owners.visit(r.disk_bytenr.0, r.disk_num_bytes, self.edge.tree, key);
+            let extent = LogicalRange::new(r.disk_bytenr, r.disk_num_bytes);
+            owners.visit(extent, self.edge.tree, key);
         }
-        let chunk = pass.world.chunks.find(r.disk_bytenr.0);
+        let chunk = pass.world.chunks.find(r.disk_bytenr);
         let Some(chunk) = chunk.filter(|c| c.flags.contains(BlockGroupFlags::DATA)) else {
             self.add(Kind::FileExtentUnmapped, key, || {
                 format!("the data should lie at {}, where there is no data chunk", r.disk_bytenr)
@@ -505,18 +507,18 @@ impl Leaf<'_> {
         unpack::stored(pass, self.edge, key, r);
         let Some(coverage) = pass.coverage else { return };
         let Some(flags) = self.flags(inode) else { return };
-        let (from, len) = if r.compression == Compression::None {
-            (r.disk_bytenr.0.saturating_add(r.offset), r.num_bytes)
+        let used = if r.compression == Compression::None {
+            LogicalRange::new(r.disk_bytenr.plus(r.offset), r.num_bytes)
         } else {
-            (r.disk_bytenr.0, r.disk_num_bytes)
+            LogicalRange::new(r.disk_bytenr, r.disk_num_bytes)
         };
-        let len = len.min(chunk.end().saturating_sub(from));
+        let used = used.intersection(chunk.range());
         if r.kind == ExtentKind::Prealloc {
-            coverage.add(Fact::Spare, from, len);
+            coverage.add(Fact::Spare, used);
         } else if !flags.contains(InodeFlags::NODATASUM) {
-            coverage.add(Fact::Need, from, len);
+            coverage.add(Fact::Need, used);
         } else if r.compression == Compression::None {
-            coverage.add(Fact::Never, from, len);
+            coverage.add(Fact::Never, used);
         }
     }
 
@@ -533,27 +535,9 @@ impl Leaf<'_> {
             return flags;
         }
         let source = &self.files.pass.world.source;
-        let item = find(source, &self.files.root, inode_key(ObjectId(inode.ino)));
+        let item = find(source, &self.files.root, inode_key(inode.ino));
         let flags = item.and_then(|data| InodeItem::parse(&data).ok().map(InodeItem::inode_flags));
         *self.files.looked_up.lock() = Some((inode.ino, flags));
         flags
     }
-}
-
-/// What an entry adds to its directory's sum: the same for both of its items.
-pub(crate) fn entry_value(world: &World<'_>, entry: &DirEntryRef<'_>) -> u64 {
-    let l = entry.location;
-    world.hashing.of(&(
-        "entry",
-        &*world.source.name(entry.name),
-        l.objectid.0,
-        l.kind.0,
-        l.offset,
-        entry.kind as u8,
-    ))
-}
-
-/// Does the tree hold what a subvolume holds?
-pub(crate) fn has_inodes(tree: TreeId) -> bool {
-    tree.is_subvolume() || tree == ObjectId::DATA_RELOC_TREE
 }

@@ -2,9 +2,9 @@
 //!
 //! The list of kinds is the checker's contract. A kind's name is stable: scripts match it, and the
 //! catalogue of planted damage in the tests expects it. It is the variant's name, so variants are
-//! added and never renamed. A kind carries what is true of all its findings — how bad it is, what
-//! it means for the one whose files these are, what can be done — so that the code that finds
-//! something only says what and where.
+//! added and never renamed. A kind carries what is true of all its findings: how bad it is, what it
+//! means for the owner of the files, what can be done. The code that finds something only says what
+//! and where.
 //!
 //! Damage comes in floods: one lost node of the extent tree makes thousands of extents look
 //! unreferenced. Two things keep the report readable and bounded. Each kind keeps its first
@@ -103,7 +103,7 @@ macro_rules! kinds {
             pub fn severity(self) -> Severity {
                 match self { $(Self::$name => kinds!(@severity $($severity)?),)* }
             }
-            /// What it means for the one whose files these are: a phrase.
+            /// What it means for the owner of the files: a phrase.
             #[must_use]
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$name => $meaning,)* }
@@ -432,8 +432,7 @@ pub struct Finding {
 
 impl Finding {
     /// A finding without a place.
-    #[must_use]
-    pub fn new(kind: Kind, what: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: Kind, what: impl Into<String>) -> Self {
         Self {
             kind,
             tree: None,
@@ -445,32 +444,27 @@ impl Finding {
         }
     }
     /// In this tree.
-    #[must_use]
-    pub fn tree(mut self, tree: TreeId) -> Self {
+    pub(crate) fn tree(mut self, tree: TreeId) -> Self {
         self.tree = Some(tree);
         self
     }
     /// About this item.
-    #[must_use]
-    pub fn key(mut self, key: Key) -> Self {
+    pub(crate) fn key(mut self, key: Key) -> Self {
         self.key = Some(key);
         self
     }
     /// About this address.
-    #[must_use]
-    pub fn address(mut self, at: Logical) -> Self {
+    pub(crate) fn address(mut self, at: Logical) -> Self {
         self.address = Some(at);
         self
     }
     /// About this place on a device.
-    #[must_use]
-    pub fn device(mut self, id: DeviceId, at: Physical) -> Self {
+    pub(crate) fn device(mut self, id: DeviceId, at: Physical) -> Self {
         self.device = Some((id, at));
         self
     }
     /// A follow-up of something else, if `yes`.
-    #[must_use]
-    pub fn follow_up_if(mut self, yes: bool) -> Self {
+    pub(crate) fn follow_up_if(mut self, yes: bool) -> Self {
         self.follow_up |= yes;
         self
     }

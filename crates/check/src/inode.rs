@@ -128,7 +128,7 @@ impl Span {
 /// What is known of an inode from some of its items.
 #[derive(Clone, Debug)]
 pub(crate) struct Inode {
-    pub(crate) ino: u64,
+    pub(crate) ino: ObjectId,
     pub(crate) first_key: Key,
     pub(crate) incomplete: bool,
     pub(crate) stat: Option<Stat>,
@@ -147,7 +147,7 @@ pub(crate) struct Inode {
 impl Inode {
     pub(crate) fn new(key: Key) -> Self {
         Self {
-            ino: key.objectid.0,
+            ino: key.objectid,
             first_key: key,
             incomplete: false,
             stat: None,
@@ -170,7 +170,7 @@ impl Inode {
 
 impl Part for Inode {
     fn id(&self) -> u64 {
-        self.ino
+        self.ino.0
     }
     fn merge(&mut self, behind: Self) {
         self.incomplete |= behind.incomplete;

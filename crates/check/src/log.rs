@@ -1,12 +1,12 @@
 //! Log trees: can the next mount replay them?
 //!
 //! A log hangs on the superblock, not on the root tree; its nodes and the data that only it knows
-//! are in no extent tree. So it is looked at for itself: its nodes, the sort of its items, its data
-//! ([`data`]). What comes of it when it is replayed is not asked.
+//! are in no extent tree. So it is checked by itself: its nodes, the types of its items, its data
+//! ([`data`]). What replaying it would give is not checked.
 
 mod data;
 
-use self::data::LoggedData;
+use self::data::{LoggedData, damaged};
 use crate::finding::{Finding, Kind};
 use crate::source::{Edge, Node};
 use crate::sums::verify;
@@ -17,7 +17,9 @@ use larder_format::items::{
     DirEntries, DirLogIndex, ExtRefs, FileExtent, InodeItem, InodeRefs, RootItem,
 };
 use larder_format::node::NodeView;
-use larder_format::{FormatError, FormatResult, Key, KeyType, Logical, ObjectId, SECTOR_SIZE};
+use larder_format::{
+    FormatError, FormatResult, Key, KeyType, Logical, LogicalRange, ObjectId, SECTOR_SIZE,
+};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -68,10 +70,6 @@ fn walk(pass: &Pass<'_>, visitor: &Log<'_>, edge: &Edge) {
     walk.tree(edge, None);
 }
 
-fn damaged(pass: &Pass<'_>, key: Key, what: String) {
-    pass.add(|| Finding::new(Kind::LogDamaged, what).tree(ObjectId::TREE_LOG).key(key));
-}
-
 struct Log<'a> {
     pass: &'a Pass<'a>,
     /// The tree of log roots, or one of the logs?
@@ -82,8 +80,8 @@ struct Log<'a> {
 }
 
 impl Visit for Log<'_> {
-    /// Where the first checksums begin and the last ones end: replaying overlapping ones fails.
-    type Piece = Option<(u64, u64)>;
+    /// From the first checksums to the last ones: replaying overlapping ones fails.
+    type Piece = Option<LogicalRange>;
     const SHARED: bool = false;
 
     fn empty(&self) -> Self::Piece {
@@ -95,12 +93,13 @@ impl Visit for Log<'_> {
     }
     fn child(&self, _: NodeView<'_>, _: &Edge) {}
     fn join(&self, _: &Edge, left: Self::Piece, right: Self::Piece, _: bool) -> Self::Piece {
-        let (Some((from, end)), Some((next, to))) = (left, right) else { return left.or(right) };
+        let (Some(left), Some(right)) = (left, right) else { return left.or(right) };
+        let (end, next) = (left.end, right.start);
         if end > next {
             let what = format!("checksums up to {end} are followed by checksums from {next} on");
-            damaged(self.pass, csum_key(Logical(next)), what);
+            damaged(self.pass, csum_key(next), what);
         }
-        Some((from, to.max(end)))
+        Some(LogicalRange::between(left.start, right.end.max(end)))
     }
     fn leaf(&self, edge: &Edge, node: &Node, _: bool) -> Self::Piece {
         let view = node.view();
@@ -114,10 +113,9 @@ impl Visit for Log<'_> {
                 damaged(self.pass, key, e.to_string());
             }
             if key.kind == KeyType::EXTENT_CSUM {
-                let sectors = (data.len() / size) as u64;
-                let end = key.offset.saturating_add(sectors * u64::from(SECTOR_SIZE));
-                piece = self.join(edge, piece, Some((key.offset, end)), true);
-                sums.push((key.offset, data));
+                let range = self.range_of_sums(key, data);
+                piece = self.join(edge, piece, Some(range), true);
+                sums.push((range.start, data));
             }
         }
         if let Some(check) = self.pass.data.filter(|_| self.pass.first) {
@@ -136,6 +134,12 @@ impl<'a> Log<'a> {
             data: Mutex::default(),
             lost: AtomicBool::new(false),
         }
+    }
+
+    /// What the checksums of an item are for.
+    fn range_of_sums(&self, key: Key, data: &[u8]) -> LogicalRange {
+        let sectors = (data.len() / self.pass.world.superblock.csum_type().size()) as u64;
+        LogicalRange::new(Logical(key.offset), sectors * u64::from(SECTOR_SIZE))
     }
 
     fn root(&self, key: Key, data: &[u8]) -> FormatResult<()> {
@@ -158,8 +162,7 @@ impl<'a> Log<'a> {
             }
             KeyType::DIR_LOG_INDEX => DirLogIndex::parse(data).map(drop),
             KeyType::EXTENT_CSUM => {
-                let sectors = (data.len() / self.pass.world.superblock.csum_type().size()) as u64;
-                self.data.lock().sums(key.offset, sectors);
+                self.data.lock().sums(self.range_of_sums(key, data));
                 Ok(())
             }
             KeyType::DIR_LOG_ITEM => Ok(()),
@@ -167,9 +170,9 @@ impl<'a> Log<'a> {
                 if let FileExtent::Stored(r) = FileExtent::parse(data)?
                     && !r.is_hole()
                 {
-                    let end = r.disk_bytenr.0.saturating_add(r.disk_num_bytes);
-                    let chunk = self.pass.world.chunks.find(r.disk_bytenr.0);
-                    if chunk.is_none_or(|c| end > c.end()) {
+                    let extent = LogicalRange::new(r.disk_bytenr, r.disk_num_bytes);
+                    let chunk = self.pass.world.chunks.find(r.disk_bytenr);
+                    if chunk.is_none_or(|c| extent.end > c.end()) {
                         let what = format!(
                             "data at {} (+{}) lies in no chunk",
                             r.disk_bytenr, r.disk_num_bytes

@@ -1,4 +1,4 @@
-//! What could not be read, so that what follows from its absence is told from damage of its own.
+//! What could not be read. What merely follows from its absence is told apart from other damage.
 
 use crate::source::Edge;
 use larder_format::{Key, KeyType, Logical, ObjectId, TreeId};

@@ -10,7 +10,7 @@ use crate::world::Pass;
 use larder_format::items::inode::{S_IFDIR, S_IFMT, S_IFREG};
 use larder_format::items::{ExtentRef, FileExtent, InodeItem};
 use larder_format::node::NodeView;
-use larder_format::{FormatError, Key, KeyType, ObjectId, TreeId};
+use larder_format::{FileOffset, FormatError, Key, KeyType, LogicalRange, ObjectId, TreeId};
 
 /// Walks a tree for the sake of its nodes.
 pub(crate) struct Plain<'a> {
@@ -70,7 +70,8 @@ impl Plain<'_> {
     fn cache_file(&self, edge: &Edge, view: NodeView<'_>, key: Key, data: &[u8]) {
         match FileExtent::parse(data) {
             Ok(FileExtent::Stored(r)) if !r.is_hole() => {
-                let by = ExtentRef::data(view.owner(), key.objectid, key.offset, r.offset);
+                let by =
+                    ExtentRef::data(view.owner(), key.objectid, FileOffset(key.offset), r.offset);
                 self.pass.refs.used(
                     r.disk_bytenr,
                     Size::Data(r.disk_num_bytes),
@@ -79,10 +80,10 @@ impl Plain<'_> {
                     Some(key),
                 );
                 if let (Some(coverage), Some(chunk)) =
-                    (self.pass.coverage, self.pass.world.chunks.find(r.disk_bytenr.0))
+                    (self.pass.coverage, self.pass.world.chunks.find(r.disk_bytenr))
                 {
-                    let len = r.disk_num_bytes.min(chunk.end() - r.disk_bytenr.0);
-                    coverage.add(Fact::Spare, r.disk_bytenr.0, len);
+                    let extent = LogicalRange::new(r.disk_bytenr, r.disk_num_bytes);
+                    coverage.add(Fact::Spare, extent.intersection(chunk.range()));
                 }
             }
             Ok(_) => {}

@@ -13,7 +13,7 @@ use std::time::Instant;
 pub enum Phase {
     /// Superblocks, chunks, the list of trees.
     Opening,
-    /// Extents and who refers to them.
+    /// Extents and the references to them.
     Extents,
     /// Data checksums, and with [`crate::Options::data`] the data.
     Checksums,

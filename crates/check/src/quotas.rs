@@ -19,7 +19,7 @@ use crate::walk::{Dropped, scan};
 use crate::world::World;
 use larder_format::items::quota::{QUOTA_INCONSISTENT, QUOTA_RESCAN};
 use larder_format::items::{FileExtent, QgroupId, QgroupInfo, QgroupStatus};
-use larder_format::{FormatError, Key, KeyType, MAX_LEVEL, ObjectId};
+use larder_format::{FormatError, Key, KeyType, Logical, MAX_LEVEL, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 
@@ -77,7 +77,7 @@ struct Groups {
     below: Relations,
 }
 
-/// Bytes that a group's subvolumes reach, and that nobody else does.
+/// Bytes that a group's subvolumes reach, and those of them that no other subvolume reaches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Count {
     referenced: u64,
@@ -106,7 +106,7 @@ impl Groups {
                 }),
                 KeyType::QGROUP_RELATION => {
                     let (of, other) = (QgroupId(key.objectid.0), QgroupId(key.offset));
-                    // Who reads them goes by those from the member to its group.
+                    // Linux goes by those from the member to its group.
                     let (list, below, above) = match of < other {
                         true => (&mut groups.above, of, other),
                         false => (&mut groups.below, other, of),
@@ -135,12 +135,12 @@ impl Groups {
         };
         let (above, below) = (pairs(&self.above), pairs(&self.below));
         for (member, group) in above.union(&below) {
-            let nobody = [member, group].into_iter().find(|g| !self.infos.contains_key(g));
+            let unknown = [member, group].into_iter().find(|g| !self.infos.contains_key(g));
             let one_sided =
                 above.contains(&(*member, *group)) != below.contains(&(*member, *group));
-            let what = match nobody {
-                Some(nobody) => {
-                    format!("group {member} belongs to {group}, and there is no group {nobody}")
+            let what = match unknown {
+                Some(unknown) => {
+                    format!("group {member} belongs to {group}, and there is no group {unknown}")
                 }
                 None if one_sided => {
                     format!(
@@ -272,7 +272,7 @@ impl Sets {
     }
 }
 
-/// A node, and who reaches it.
+/// A node, and the subvolumes that reach it.
 struct Reached {
     edge: Edge,
     set: SetId,
@@ -280,16 +280,16 @@ struct Reached {
     dropped: Option<Dropped>,
 }
 
-/// Data extents of a window of addresses: their bytes, and who reaches them.
+/// Data extents of a window of addresses: their bytes, and the subvolumes that reach them.
 struct Window {
-    from: u64,
+    from: Logical,
     /// First address behind.
-    end: u64,
-    extents: BTreeMap<u64, (u64, SetId)>,
+    end: Logical,
+    extents: BTreeMap<Logical, (u64, SetId)>,
 }
 
 impl Window {
-    fn add(&mut self, at: u64, bytes: u64, set: SetId, sets: &mut Sets) -> Result<(), TooMuch> {
+    fn add(&mut self, at: Logical, bytes: u64, set: SetId, sets: &mut Sets) -> Result<(), TooMuch> {
         if at < self.from || at >= self.end {
             return Ok(());
         }
@@ -346,7 +346,7 @@ impl Usage {
     fn reach(&mut self, level: &mut HashMap<u64, Reached>, node: Reached) -> Result<(), TooMuch> {
         if let Some(known) = level.get_mut(&node.edge.at.0) {
             known.set = self.sets.union(known.set, node.set)?;
-            // Somebody else reaches all of it.
+            // Another subvolume reaches all of it.
             known.dropped = known.dropped.and(node.dropped);
             return Ok(());
         }
@@ -376,9 +376,10 @@ impl Usage {
     }
 
     fn data(&mut self, world: &World<'_>, leaves: &HashMap<u64, Reached>) -> Result<(), TooMuch> {
-        let mut from = 0;
+        const END: Logical = Logical(u64::MAX);
+        let mut from = Logical(0);
         loop {
-            let mut window = Window { from, end: u64::MAX, extents: BTreeMap::new() };
+            let mut window = Window { from, end: END, extents: BTreeMap::new() };
             for leaf in leaves.values() {
                 let Some(read) = world.source.read_quietly(&leaf.edge) else { continue };
                 let view = read.view();
@@ -390,7 +391,7 @@ impl Usage {
                     if let Ok(FileExtent::Stored(extent)) = FileExtent::parse(data)
                         && !extent.is_hole()
                     {
-                        let (at, bytes) = (extent.disk_bytenr.0, extent.disk_num_bytes);
+                        let (at, bytes) = (extent.disk_bytenr, extent.disk_num_bytes);
                         window.add(at, bytes, leaf.set, &mut self.sets)?;
                     }
                 }
@@ -398,7 +399,7 @@ impl Usage {
             for (bytes, set) in window.extents.values() {
                 self.add(*set, *bytes);
             }
-            if window.end == u64::MAX {
+            if window.end == END {
                 return Ok(());
             }
             from = window.end;

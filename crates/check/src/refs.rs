@@ -1,4 +1,4 @@
-//! Who uses which extent, against what the extent tree records.
+//! Uses of extents, against the references that the extent tree records.
 //!
 //! A walk over all trees gives *uses*: a pointer to a node, a file extent item. The extent tree
 //! gives *claims*: each reference that it records. Both sides must be the same multiset. They are
@@ -37,7 +37,7 @@ pub(crate) enum Record {
 /// Records of the second pass.
 #[derive(Debug)]
 pub(crate) struct Collected {
-    records: Mutex<Vec<(u64, Record)>>,
+    records: Mutex<Vec<(Logical, Record)>>,
     limit: usize,
 }
 
@@ -45,7 +45,7 @@ impl Collected {
     pub(crate) fn new(limit: usize) -> Self {
         Self { records: Mutex::default(), limit }
     }
-    fn push(&self, at: u64, record: Record) {
+    fn push(&self, at: Logical, record: Record) {
         let mut records = self.records.lock();
         // One more than the limit tells that there were too many.
         if records.len() <= self.limit {
@@ -73,7 +73,7 @@ pub(crate) struct Refs<'a> {
 }
 
 impl Refs<'_> {
-    /// Somebody uses the extent at `at`.
+    /// The extent at `at` is used.
     pub(crate) fn used(
         &self,
         at: Logical,
@@ -85,17 +85,17 @@ impl Refs<'_> {
         match self.sink {
             Sink::None => {}
             Sink::Sums(ledger) => {
-                ledger.add(at.0, self.hashing.of(&by).wrapping_mul(self.hashing.factor(&size)));
+                ledger.add(at, self.hashing.of(&by).wrapping_mul(self.hashing.factor(&size)));
             }
             Sink::Records(uneven, collected) => {
-                if uneven.contains(at.0) {
-                    collected.push(at.0, Record::Use(size, by, tree, key));
+                if uneven.contains(at) {
+                    collected.push(at, Record::Use(size, by, tree, key));
                 }
             }
         }
     }
     /// The extent tree records a reference; what it adds to the extent's sum.
-    pub(crate) fn claim(&self, at: u64, by: ExtentRef, count: u64) -> u64 {
+    pub(crate) fn claim(&self, at: Logical, by: ExtentRef, count: u64) -> u64 {
         match self.sink {
             Sink::None => 0,
             Sink::Sums(_) => self.hashing.of(&by).wrapping_mul(count),
@@ -108,7 +108,7 @@ impl Refs<'_> {
         }
     }
     /// The extent tree has an item for it, with references of this sum.
-    pub(crate) fn claimed(&self, at: u64, size: Size, sum: u64) {
+    pub(crate) fn claimed(&self, at: Logical, size: Size, sum: u64) {
         match self.sink {
             Sink::None => {}
             Sink::Sums(ledger) => ledger.subtract(at, sum.wrapping_mul(self.hashing.factor(&size))),
@@ -160,7 +160,7 @@ pub(crate) fn explain(collected: Collected, lost: &Lost, findings: &Findings) {
                 }
             }
         }
-        explain_one(Logical(*at), &extent, lost, findings);
+        explain_one(*at, &extent, lost, findings);
         rest = &rest[n..];
     }
 }
@@ -242,7 +242,7 @@ fn describe(by: &ExtentRef) -> String {
         ExtentRef::TreeBlock { root } => format!("tree {root}"),
         ExtentRef::SharedBlock { parent } => format!("node {parent}"),
         ExtentRef::Data { root, objectid, offset } => {
-            format!("tree {root} inode {objectid} at offset {}", offset.cast_signed())
+            format!("tree {root} inode {objectid} at offset {}", offset.0.cast_signed())
         }
         ExtentRef::SharedData { parent } => format!("leaf {parent}"),
         ExtentRef::Owner { root } => format!("owner {root}"),

@@ -1,17 +1,16 @@
 //! The root tree: which trees there are, where subvolumes hang, which are on their way out.
 //!
-//! The list of trees is loaded without a word before the walk, for the walk needs it; what is wrong
-//! with the root tree's nodes is reported when they are walked like all others. References between
-//! subvolumes are few, and are followed one by one. Entries of subvolumes cannot be trusted the
-//! other way round in a snapshot: it keeps the entries of its source, where nothing hangs. In a
-//! subvolume that is no snapshot, the sum over such entries must equal that over its references.
+//! The list of trees is loaded silently before the walk, for the walk needs it; what is wrong with
+//! the root tree's nodes is reported when they are walked like all others. References between
+//! subvolumes are few, and are followed one by one. The other way round, the sum over a subvolume's
+//! entries of subvolumes must equal that over its references. That does not hold in a snapshot,
+//! which keeps the entries of its source although nothing hangs there.
 //!
-//! What is a snapshot, its root item says, if a kernel made it that knows uuids (3.6 and later).
+//! A root item says that it is a snapshot's, if a kernel made it that knows uuids (3.6 and later).
 //! Root items of older kernels lack the field, and a newer kernel that meets one fills it with
 //! zeros. There, age tells: a snapshot kept the entries that its source had, and all of them are as
 //! old as it is, or older ([`Origin`]).
 
-use crate::files::has_inodes;
 use crate::finding::{Finding, Kind};
 use crate::links::Totals;
 use crate::source::{Edge, Source};
@@ -79,7 +78,7 @@ impl Root {
 /// A record of where a subvolume hangs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hook {
-    dirid: u64,
+    dirid: ObjectId,
     index: u64,
     name: Box<[u8]>,
 }
@@ -96,15 +95,11 @@ pub(crate) struct Roots {
     pub(crate) has_balance: bool,
 }
 
-pub(crate) fn root_tree(sb: &Superblock) -> Edge {
-    Edge::root(ObjectId::ROOT_TREE, sb.root(), sb.root_level, sb.generation())
-}
-
 /// Loads the root tree.
 pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
     let mut roots = Roots::default();
     let default = dir_item_key(ObjectId::ROOT_TREE_DIR, b"default");
-    scan(source, &root_tree(sb), Key::MIN, Key::MAX, &mut |key, data| {
+    scan(source, &Edge::root_tree(sb), Key::MIN, Key::MAX, &mut |key, data| {
         match key.kind {
             KeyType::ROOT_ITEM => match RootItem::parse(data) {
                 Ok(item) => {
@@ -121,7 +116,7 @@ pub(crate) fn load(sb: &Superblock, source: &Source<'_>) -> Roots {
             KeyType::ROOT_REF | KeyType::ROOT_BACKREF => match RootRef::parse(data) {
                 Ok(r) => {
                     let hook = Hook {
-                        dirid: r.dirid.0,
+                        dirid: r.dirid,
                         index: r.sequence,
                         name: (&*source.name(r.name)).into(),
                     };
@@ -363,7 +358,7 @@ impl Roots {
     /// What the sum over its entries of subvolumes must be.
     fn sum_of_refs(&self, world: &World<'_>, id: TreeId) -> u64 {
         self.refs_of(id).fold(0u64, |sum, (child, hook)| {
-            let value = ("subvolume", hook.dirid, hook.index, &*hook.name, child.0);
+            let value = ("subvolume", hook.dirid, hook.index, &*hook.name, child);
             sum.wrapping_add(world.hashing.of(&value))
         })
     }
@@ -372,14 +367,14 @@ impl Roots {
     /// older.
     pub(crate) fn report_stray_entries(&self, world: &World<'_>, root: &Root, from: Generation) {
         let id = root.edge.tree;
-        let known: BTreeSet<(u64, u64, u64)> =
-            self.refs_of(id).map(|(child, hook)| (hook.dirid, hook.index, child.0)).collect();
+        let known: BTreeSet<(ObjectId, u64, TreeId)> =
+            self.refs_of(id).map(|(child, hook)| (hook.dirid, hook.index, child)).collect();
         scan(&world.source, &root.edge, Key::MIN, Key::MAX, &mut |key, data| {
             if key.kind == KeyType::DIR_INDEX {
                 for entry in DirEntries::new(data).map_while(Result::ok) {
                     let child = entry.location.objectid;
                     let is_subvolume = entry.location.kind == KeyType::ROOT_ITEM;
-                    let hangs_here = known.contains(&(key.objectid.0, key.offset, child.0));
+                    let hangs_here = known.contains(&(key.objectid, key.offset, child));
                     if is_subvolume && !hangs_here && entry.transid >= from {
                         let what = format!(
                             "entry \"{}\" names subvolume {child}, which does not hang there",
@@ -444,12 +439,17 @@ impl Roots {
     }
 }
 
+/// Does the tree hold what a subvolume holds?
+pub(crate) fn has_inodes(tree: TreeId) -> bool {
+    tree.is_subvolume() || tree == ObjectId::DATA_RELOC_TREE
+}
+
 fn own_uuid(root: &Root, kind: KeyType) -> [u8; 16] {
     if kind == KeyType::UUID_SUBVOL { root.item.uuid } else { root.item.received_uuid }
 }
 
-/// Each tree has one root item. Only snapshots' say in their keys when they were made, and
-/// relocation trees' whose they are.
+/// Each tree has one root item. Only a snapshot's key says when it was made, and a relocation
+/// tree's to which tree it belongs.
 fn check_key(world: &World<'_>, root: &Root, again: bool) {
     let id = root.edge.tree;
     if id == ObjectId::TREE_RELOC {
@@ -507,7 +507,7 @@ fn check_entry(
     hook: &Hook,
     add: &dyn Fn(Kind, String),
 ) {
-    let dir = ObjectId(hook.dirid);
+    let dir = hook.dirid;
     let source = &world.source;
     let leads = |data: Option<Vec<u8>>| {
         data.is_some_and(|data| {

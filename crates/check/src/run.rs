@@ -1,6 +1,6 @@
 //! Runs: what a range of leaves holds of objects whose items may begin before it or end behind it.
 //!
-//! Items of one object — an inode, an extent — stand behind each other, but a leaf can end anywhere
+//! Items of one object (an inode, an extent) stand behind each other, but a leaf can end anywhere
 //! among them. A run keeps the first and the last object of its range open, for a neighbour may
 //! have more of them; objects in between are complete and closed. Two runs join into one by merging
 //! what meets at the seam. Next to a range that was lost an object stays incomplete for good.
@@ -128,7 +128,7 @@ mod tests {
     #[derive(Clone, Debug, PartialEq)]
     struct Sum {
         id: u64,
-        sum: u64,
+        sum: u32,
         whole: bool,
     }
     impl Part for Sum {
@@ -144,16 +144,16 @@ mod tests {
         }
     }
     #[derive(Default)]
-    struct Closed(Vec<(u64, u64, bool)>, Vec<(u64, u64)>);
+    struct Closed(Vec<(u64, u32, bool)>, Vec<[u64; 2]>);
     impl Close<Sum> for Closed {
         fn close(&mut self, p: Sum) {
             self.0.push((p.id, p.sum, p.whole));
         }
         fn meet(&mut self, a: &Sum, b: &Sum) {
-            self.1.push((a.id, b.id));
+            self.1.push([a.id, b.id]);
         }
     }
-    fn leaf(items: &[(u64, u64)], closed: &mut Closed) -> Run<Sum> {
+    fn leaf(items: &[(u64, u32)], closed: &mut Closed) -> Run<Sum> {
         let mut run = Run::empty();
         for (id, sum) in items {
             run.push(Sum { id: *id, sum: *sum, whole: true }, closed);
@@ -164,7 +164,7 @@ mod tests {
     /// However the items are cut into leaves and the leaves are joined, the objects are the same.
     #[test]
     fn joining_is_associative() {
-        let items: Vec<(u64, u64)> = [1, 1, 2, 3, 3, 3, 3, 4, 5, 5].into_iter().zip(1..).collect();
+        let items: Vec<(u64, u32)> = [1, 1, 2, 3, 3, 3, 3, 4, 5, 5].into_iter().zip(1..).collect();
         let expected = [(1, 3, true), (2, 3, true), (3, 22, true), (4, 8, true), (5, 19, true)];
         for a in 0..=items.len() {
             for b in a..=items.len() {
@@ -183,7 +183,7 @@ mod tests {
                     closed.0.sort_unstable();
                     closed.1.sort_unstable();
                     assert_eq!(closed.0, expected, "cut at {a} and {b}");
-                    assert_eq!(closed.1, [(1, 2), (2, 3), (3, 4), (4, 5)]);
+                    assert_eq!(closed.1, [[1, 2], [2, 3], [3, 4], [4, 5]]);
                 }
             }
         }

@@ -4,11 +4,14 @@
 //! does not collect them: each fact adds a keyed hash to a sum on the one side and subtracts it on
 //! the other. A [`Ledger`] has a sum for each of about a million groups, so that when some are not
 //! zero, a second walk collects the facts of those groups only. The hashes are keyed anew for every
-//! run, so that nobody can craft an image whose errors cancel out; by chance a wrong group sums to
-//! zero once in 2^64.
+//! run, so that no image can be crafted whose errors cancel out; by chance a wrong group sums to
+//! zero once in 2^64. For that they have to withstand an attacker, as the standard library's do and
+//! faster ones do not.
 //!
-//! [`SectorSet`] is a bitmap over the address space in pages that exist where something is set.
+//! [`SectorSet`] is a bitmap over the address space in pages that exist where something is set, so
+//! sharded that threads can fill it side by side.
 
+use larder_format::{Logical, ObjectId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -36,8 +39,24 @@ pub(crate) struct Ledger {
 
 const LEDGER_BITS: u32 = 20;
 
-fn slot(group: u64) -> usize {
-    (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - LEDGER_BITS)) as usize
+/// What facts are grouped by: an address, an inode, the hash of a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group(pub(crate) u64);
+
+impl Group {
+    fn slot(self) -> usize {
+        (self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - LEDGER_BITS)) as usize
+    }
+}
+impl From<Logical> for Group {
+    fn from(at: Logical) -> Self {
+        Self(at.0)
+    }
+}
+impl From<ObjectId> for Group {
+    fn from(id: ObjectId) -> Self {
+        Self(id.0)
+    }
 }
 
 impl Ledger {
@@ -45,10 +64,10 @@ impl Ledger {
         Self { sums: (0..1usize << LEDGER_BITS).map(|_| AtomicU64::new(0)).collect() }
     }
     /// Adds (or, negated, subtracts) a value to a group's sum; sums wrap.
-    pub(crate) fn add(&self, group: u64, value: u64) {
-        self.sums[slot(group)].fetch_add(value, Relaxed);
+    pub(crate) fn add(&self, group: impl Into<Group>, value: u64) {
+        self.sums[group.into().slot()].fetch_add(value, Relaxed);
     }
-    pub(crate) fn subtract(&self, group: u64, value: u64) {
+    pub(crate) fn subtract(&self, group: impl Into<Group>, value: u64) {
         self.add(group, value.wrapping_neg());
     }
     /// The groups whose sums are not zero; `None` if all are.
@@ -65,8 +84,8 @@ pub(crate) struct Uneven {
 }
 
 impl Uneven {
-    pub(crate) fn contains(&self, group: u64) -> bool {
-        self.slots[slot(group)]
+    pub(crate) fn contains(&self, group: impl Into<Group>) -> bool {
+        self.slots[group.into().slot()]
     }
     /// Forgets all but the first few; were there more?
     pub(crate) fn limit(&mut self, most: usize) -> bool {
@@ -131,17 +150,17 @@ mod tests {
         let hashing = Hashing::default();
         let ledger = Ledger::new();
         for n in 0..100_000u64 {
-            ledger.add(n % 1000, hashing.of(&n));
+            ledger.add(Group(n % 1000), hashing.of(&n));
         }
         assert!(ledger.uneven().is_some());
         for n in (0..100_000u64).rev() {
-            ledger.subtract(n % 1000, hashing.of(&n));
+            ledger.subtract(Group(n % 1000), hashing.of(&n));
         }
         assert!(ledger.uneven().is_none());
-        ledger.add(77, hashing.of(&"left"));
+        ledger.add(Group(77), hashing.of(&"left"));
         let uneven = ledger.uneven().unwrap();
-        assert!(uneven.contains(77));
-        assert!((0..1000).filter(|n| uneven.contains(*n)).count() < 10);
+        assert!(uneven.contains(Group(77)));
+        assert!((0..1000).filter(|n| uneven.contains(Group(*n))).count() < 10);
     }
 
     #[test]

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 /// Bytes at the beginning of a node that are its checksum's, however short that is.
 const CSUM_FIELD: usize = 32;
 
-/// A way to a node: what the one who points to it says about it.
+/// A way to a node: what its parent, or its tree's root item, says about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge {
     /// The tree that is being walked.
@@ -45,7 +45,7 @@ pub(crate) struct Edge {
     pub(crate) is_root: bool,
     /// Tree that made the parent; for a root, the tree itself.
     pub(crate) parent_owner: TreeId,
-    /// Younger nodes of the tree are shared with nobody, as its root item says.
+    /// Younger nodes of the tree are not shared, as its root item says.
     pub(crate) last_snapshot: Generation,
 }
 
@@ -63,6 +63,15 @@ impl Edge {
             parent_owner: tree,
             last_snapshot,
         }
+    }
+    /// The way to the root tree.
+    pub(crate) fn root_tree(sb: &Superblock) -> Self {
+        Self::root(ObjectId::ROOT_TREE, sb.root(), sb.root_level, sb.generation())
+    }
+    /// The way to the chunk tree.
+    pub(crate) fn chunk_tree(sb: &Superblock) -> Self {
+        let generation = sb.chunk_root_generation();
+        Self::root(ObjectId::CHUNK_TREE, sb.chunk_root(), sb.chunk_root_level, generation)
     }
     /// The way from `parent`, which this edge leads to, to the child in a slot.
     pub(crate) fn child(&self, parent: NodeView<'_>, slot: usize) -> Option<Self> {
@@ -172,6 +181,10 @@ impl<'a> Source<'a> {
         self.nodesize
     }
 
+    pub(crate) fn csum_type(&self) -> CsumType {
+        self.csum
+    }
+
     /// Reads and judges every copy of a node. `fresh`: met for the first time, so report its own
     /// faults and not only those of the way to it. `None` if it is lost, which is reported, too.
     pub(crate) fn read(&self, edge: &Edge, fresh: bool) -> Option<Node> {
@@ -190,7 +203,7 @@ impl<'a> Source<'a> {
             if faults.is_empty()
                 && let Some((_, other, others)) = &best
                 && others.is_empty()
-                // What a checksum shorter than its field leaves of it is nobody's.
+                // A checksum that is shorter than its field leaves the rest undefined.
                 && other[CSUM_FIELD..] != bytes[CSUM_FIELD..]
                 && fresh
             {

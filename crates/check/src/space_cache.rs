@@ -8,7 +8,6 @@
 use crate::chunks::Chunk;
 use crate::finding::{Finding, Kind};
 use crate::free_space::Listed;
-use crate::roots::root_tree;
 use crate::source::Edge;
 use crate::walk::{find, scan};
 use crate::world::World;
@@ -16,7 +15,7 @@ use larder_format::items::space_cache::CACHE_PAGE;
 use larder_format::items::{
     CacheError, Compression, ExtentKind, FileExtent, InodeItem, SpaceCacheItem, parse_space_cache,
 };
-use larder_format::{CompatRo, Key, KeyType, Logical, ObjectId};
+use larder_format::{CompatRo, Key, KeyType, Logical, LogicalRange, ObjectId};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,8 +26,8 @@ const PAGES: usize = CACHE_PAGE / 4 - 2;
 pub(crate) fn check(world: &World<'_>, extent_root: Option<&Edge>) {
     let mut caches = Vec::new();
     let (from, to) = (Key::new(ObjectId::FREE_SPACE, KeyType(0), 0), last_cache());
-    scan(&world.source, &root_tree(&world.superblock), from, to, &mut |key, data| {
-        if let Some(chunk) = world.chunks.starting_at(key.offset) {
+    scan(&world.source, &Edge::root_tree(&world.superblock), from, to, &mut |key, data| {
+        if let Some(chunk) = world.chunks.starting_at(Logical(key.offset)) {
             caches.push((key, chunk, data.to_vec()));
         }
         ControlFlow::Continue(())
@@ -64,42 +63,41 @@ struct Cache<'a> {
 impl Cache<'_> {
     fn add(&self, kind: Kind, what: String) {
         let finding = Finding::new(kind, what).tree(ObjectId::ROOT_TREE).key(self.key);
-        self.world.add(finding.address(Logical(self.chunk.start)));
+        self.world.add(finding.address(self.chunk.start));
     }
 
     fn check(&self, item: &[u8], extent_root: Option<&Edge>) {
         let (world, chunk) = (self.world, self.chunk);
-        let (start, end) = (chunk.start, chunk.end());
-        let runs = match self.load(item) {
-            Ok(runs) => runs,
+        let mut ranges = match self.load(item) {
+            Ok(ranges) => ranges,
             Err(CacheError::Unused(what)) => return self.add(Kind::SpaceCacheUnused, what),
             Err(CacheError::Invalid(what)) => return self.add(Kind::SpaceCacheInvalid, what),
         };
-        let listed: u64 = runs.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let reserved: u64 = chunk.superblocks.iter().map(|(_, bytes)| bytes).sum();
+        let listed: u64 = ranges.iter().fold(0, |sum, run| sum.saturating_add(run.len()));
+        let reserved: u64 = chunk.superblocks.iter().map(|copy| copy.len()).sum();
         let free = chunk.len.saturating_sub(chunk.used.load(Relaxed)).saturating_sub(reserved);
         if listed < free {
             let what = format!("it lists {listed} bytes as free, and there are {free}");
             return self.add(Kind::SpaceCacheUnused, what);
         }
-        let mut ranges: Vec<(u64, u64)> =
-            runs.into_iter().map(|(at, bytes)| (at, at.saturating_add(bytes))).collect();
-        if let Some((from, to)) = ranges.iter().find(|(from, to)| *from < start || *to > end) {
+        let whole = chunk.range();
+        if let Some(run) = ranges.iter().find(|run| !whole.covers(**run)) {
+            let (from, to, start) = (run.start, run.end, chunk.start);
             let what = format!("{from} to {to} lies outside of the block group at {start}");
             self.add(Kind::SpaceCacheInvalid, what);
-            ranges.retain(|(from, to)| *from >= start && *to <= end);
+            ranges.retain(|run| whole.covers(*run));
         }
         // Linux lists no space in which copies of the superblock lie.
-        ranges.extend(chunk.superblocks.iter().map(|(at, bytes)| (*at, at.saturating_add(*bytes))));
+        ranges.extend(&chunk.superblocks);
         ranges.sort_unstable();
-        for (from, to) in &ranges {
-            chunk.tile(&world.hashing, *from, *to);
+        for range in &ranges {
+            chunk.tile(&world.hashing, *range);
         }
         let Some(extent_root) = extent_root else { return };
         if chunk.is_tiled(&world.hashing) {
             return;
         }
-        let twice = ranges.windows(2).find(|w| w[0].1 > w[1].0).map(|w| w[1].0);
+        let twice = ranges.windows(2).find(|w| w[0].end > w[1].start).map(|w| w[1].start);
         let listed = Listed {
             free: ranges,
             lost: false,
@@ -114,11 +112,11 @@ impl Cache<'_> {
     }
 
     /// The runs that its file lists.
-    fn load(&self, item: &[u8]) -> Result<Vec<(u64, u64)>, CacheError> {
+    fn load(&self, item: &[u8]) -> Result<Vec<LogicalRange>, CacheError> {
         let unused = |what: String| CacheError::Unused(what);
         let item = SpaceCacheItem::parse(item).map_err(|e| unused(e.to_string()))?;
         let source = &self.world.source;
-        let root = root_tree(&self.world.superblock);
+        let root = Edge::root_tree(&self.world.superblock);
         let inode_key = Key::from(item.location);
         let inode = find(source, &root, inode_key)
             .ok_or_else(|| unused(format!("{inode_key} is missing")))?;

@@ -1,22 +1,24 @@
 //! The order of things: what is loaded, walked and compared when.
 
-use crate::chunks::{self, chunk_root};
+use crate::chunks;
 use crate::coverage::{Coverage, Flaw};
 use crate::data::{Bad, Data};
 use crate::dump::Dump;
 use crate::extents::{Closer, Extents};
-use crate::files::{Files, has_inodes};
+use crate::files::Files;
 use crate::finding::{Finding, Findings, Kind};
 use crate::free_space;
-use crate::links::{self, LinkSink, SUBVOLUMES, Totals};
+use crate::links::{LinkSink, Totals};
 use crate::log;
 use crate::lost::Lost;
+use crate::names::{self, SUBVOLUMES};
 use crate::owners::Owners;
 use crate::plain::Plain;
 use crate::progress::{Meter, Phase, Watcher};
 use crate::quotas;
 use crate::refs::{self, Collected, Refs, Sink};
-use crate::roots::{self, Roots, root_tree};
+use crate::report::{Error, Options, Report, Stats};
+use crate::roots::{self, Roots, has_inodes};
 use crate::sets::{Hashing, Ledger, SectorSet};
 use crate::source::{Edge, Source};
 use crate::space_cache;
@@ -25,10 +27,9 @@ use crate::supers;
 use crate::tables;
 use crate::walk::{Memory, Visit, Walk, scan};
 use crate::world::{Counts, Pass, World};
-use crate::{Error, Options, Report, Stats};
 use larder_format::items::keys::csum_key;
 use larder_format::items::{BlockGroupFlags, BlockGroupItem};
-use larder_format::{CompatRo, Key, KeyType, Logical, ObjectId};
+use larder_format::{CompatRo, Key, KeyType, Logical, LogicalRange, ObjectId};
 use larder_volume::{Device, Volume, unflattened};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -112,7 +113,7 @@ fn check_image(
         counts: Counts::default(),
     };
     if world.chunks.0.is_empty() {
-        walk_plain(&Pass::silent(&world).reporting(), &chunk_root(&world.superblock));
+        walk_plain(&Pass::silent(&world).reporting(), &Edge::chunk_tree(&world.superblock));
         let what = "without chunks nothing else can be found";
         world.add(Finding::new(Kind::NotChecked, what).tree(ObjectId::CHUNK_TREE));
         return Ok((world.counts, world.dump));
@@ -122,32 +123,13 @@ fn check_image(
     Ok((world.counts, world.dump))
 }
 
-impl<'a> Pass<'a> {
-    /// A pass that reports and collects nothing.
-    fn silent(world: &'a World<'a>) -> Self {
-        Self {
-            world,
-            seen: SectorSet::new(),
-            first: false,
-            refs: Refs { hashing: &world.hashing, sink: Sink::None },
-            coverage: None,
-            owners: None,
-            data: None,
-        }
-    }
-    fn reporting(mut self) -> Self {
-        self.first = true;
-        self
-    }
-}
-
 /// What a pass over the subvolumes gives.
 #[derive(Default)]
 struct Walked {
     block_groups: Items,
     /// For each tree with inodes, its place among the roots.
     totals: Vec<(usize, Totals)>,
-    uneven_dirs: Vec<(Edge, u64)>,
+    uneven_dirs: Vec<(Edge, ObjectId)>,
 }
 
 fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, with_data: bool) {
@@ -156,8 +138,8 @@ fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, with_data: b
     expect_work(world, roots, with_data);
 
     let ledger = Ledger::new();
-    let coverage = Coverage::new(0, WINDOW);
-    let data = Data::default();
+    let coverage = Coverage::new(Logical(0), WINDOW);
+    let data = Data::new();
     let pass = Pass {
         refs: Refs { hashing: &world.hashing, sink: Sink::Sums(&ledger) },
         coverage: Some(&coverage),
@@ -175,19 +157,21 @@ fn check_trees(world: &World<'_>, roots: &Roots, dev_items: &Items, with_data: b
     let flaws = all_flaws(world, roots, coverage);
     look_closer(world, roots, &ledger, &flaws, &data);
     quotas::check(world, roots);
+    world.counts.data_bytes.store(data.compared(), Relaxed);
 }
 
 /// Tells the meter how much there is to read.
 fn expect_work(world: &World<'_>, roots: &Roots, data: bool) {
     let count = |key: Key, bytes: &[u8]| {
-        let (Some(chunk), Ok(item)) =
-            (world.chunks.starting_at(key.objectid.0), BlockGroupItem::ref_from_bytes(bytes))
-        else {
+        let (Some(chunk), Ok(item)) = (
+            world.chunks.starting_at(Logical(key.objectid.0)),
+            BlockGroupItem::ref_from_bytes(bytes),
+        ) else {
             return;
         };
         let is_data = chunk.flags.contains(BlockGroupFlags::DATA);
         if data || !is_data || chunk.flags.contains(BlockGroupFlags::METADATA) {
-            let copies = world.source.volume.copies(Logical(chunk.start)).unwrap_or(1) as u64;
+            let copies = world.source.volume.copies(chunk.start).unwrap_or(1) as u64;
             world.meter.expect(item.used.get().min(chunk.len).saturating_mul(copies));
         }
     };
@@ -227,8 +211,8 @@ fn walk_plain(pass: &Pass<'_>, edge: &Edge) {
 fn walk_all(pass: &Pass<'_>, roots: &Roots) -> Walked {
     let world = pass.world;
     let mut walked = Walked::default();
-    walk_plain(pass, &chunk_root(&world.superblock));
-    walk_plain(pass, &root_tree(&world.superblock));
+    walk_plain(pass, &Edge::chunk_tree(&world.superblock));
+    walk_plain(pass, &Edge::root_tree(&world.superblock));
     world.meter.phase(Phase::Extents);
     // First of all, for it says which leaves are referred to by address.
     if let Some(edge) = roots.edge(ObjectId::EXTENT_TREE) {
@@ -381,7 +365,7 @@ fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
     let broken = |n: usize| walked.totals.iter().any(|(k, t)| *k == n && t.broken);
     for same in by_sum.values().take(SUBVOLUMES) {
         if let Some(first) = same.first() {
-            links::explain(world, &roots.trees[*first].edge, broken(*first));
+            names::explain(world, &roots.trees[*first].edge, broken(*first));
         }
     }
     if by_sum.len() > SUBVOLUMES {
@@ -393,12 +377,12 @@ fn compare_names(world: &World<'_>, roots: &Roots, walked: &Walked) {
     }
     for (edge, dir) in &walked.uneven_dirs {
         let tree = roots.trees.iter().position(|r| r.edge.tree == edge.tree);
-        links::explain_directory(world, edge, *dir, tree.is_some_and(broken));
+        names::explain_directory(world, edge, *dir, tree.is_some_and(broken));
     }
 }
 
 /// Flaws of all windows; for each window but the first the trees are walked again.
-fn all_flaws(world: &World<'_>, roots: &Roots, first: Coverage) -> Vec<(Flaw, u64, u64)> {
+fn all_flaws(world: &World<'_>, roots: &Roots, first: Coverage) -> Vec<(Flaw, LogicalRange)> {
     let mut next = first.next_window();
     let (mut flaws, _) = first.flaws(FLAWS);
     while let Some(from) = next {
@@ -411,17 +395,16 @@ fn all_flaws(world: &World<'_>, roots: &Roots, first: Coverage) -> Vec<(Flaw, u6
     flaws
 }
 
-/// Another pass, if sums or sectors disagree: who is it?
+/// Another pass, if sums or sectors disagree: it finds out what each finding is about.
 fn look_closer(
     world: &World<'_>,
     roots: &Roots,
     ledger: &Ledger,
-    flaws: &[(Flaw, u64, u64)],
+    flaws: &[(Flaw, LogicalRange)],
     data: &Data,
 ) {
-    let bad = std::mem::take(&mut *data.bad.lock());
-    let ranges =
-        flaws.iter().map(|(_, at, len)| (*at, *len)).chain(bad.iter().map(|b| (b.at, b.len)));
+    let bad = data.take_bad();
+    let ranges = flaws.iter().map(|(_, range)| *range).chain(bad.iter().map(|bad| bad.range));
     let owners = Owners::new(ranges);
     let mut uneven = ledger.uneven();
     if let Some(uneven) = &mut uneven
@@ -440,15 +423,16 @@ fn look_closer(
     if uneven.is_some() {
         refs::explain(collected, &world.lost, world.findings);
     }
-    for flaw in flaws {
-        report_flaw(world, &owners, *flaw);
+    for (flaw, range) in flaws {
+        report_flaw(world, &owners, *flaw, *range);
     }
     for bad in bad {
         report_bad(world, &owners, &bad);
     }
 }
 
-fn report_flaw(world: &World<'_>, owners: &Owners, (flaw, at, len): (Flaw, u64, u64)) {
+fn report_flaw(world: &World<'_>, owners: &Owners, flaw: Flaw, range: LogicalRange) {
+    let (at, len) = (range.start, range.len());
     let (kind, what, follows) = match flaw {
         Flaw::Missing => {
             let what = format!("{len} bytes at {at} are in use and have no checksums");
@@ -464,11 +448,11 @@ fn report_flaw(world: &World<'_>, owners: &Owners, (flaw, at, len): (Flaw, u64, 
         Flaw::WithoutData => {
             let what =
                 format!("there are checksums for {len} bytes at {at}, where nothing is allocated");
-            (Kind::ChecksumWithoutExtent, what, world.lost.extents_at(Logical(at)))
+            (Kind::ChecksumWithoutExtent, what, world.lost.extents_at(at))
         }
     };
-    let mut finding = Finding::new(kind, what).tree(ObjectId::CSUM_TREE).address(Logical(at));
-    finding.key = Some(csum_key(Logical(at)));
+    let mut finding = Finding::new(kind, what).tree(ObjectId::CSUM_TREE).address(at);
+    finding.key = Some(csum_key(at));
     if let Some((tree, key)) = owners.of(at) {
         (finding.tree, finding.key) = (Some(tree), Some(key));
     }
@@ -481,20 +465,21 @@ fn report_bad(world: &World<'_>, owners: &Owners, bad: &Bad) {
     } else {
         String::new()
     };
+    let (at, len) = (bad.range.start, bad.range.len());
     let (kind, what) = match &bad.error {
         Some(error) => (Kind::DataUnreadable, format!("{copy}{error}")),
-        None => (
-            Kind::DataChecksum,
-            format!("{copy}{} bytes at {} are not what was written", bad.len, bad.at),
-        ),
+        None => {
+            let what = format!("{copy}{len} bytes at {at} are not what was written");
+            (Kind::DataChecksum, what)
+        }
     };
-    let mut finding = Finding::new(kind, what).address(Logical(bad.at));
-    if let Ok(found) = world.source.volume.map().lookup(Logical(bad.at), bad.len)
+    let mut finding = Finding::new(kind, what).address(at);
+    if let Ok(found) = world.source.volume.map().lookup(at, len)
         && let Some(stripe) = found.stripes.get(bad.copy)
     {
         finding.device = Some((stripe.device, stripe.at));
     }
-    if let Some((tree, key)) = owners.of(bad.at) {
+    if let Some((tree, key)) = owners.of(at) {
         (finding.tree, finding.key) = (Some(tree), Some(key));
     }
     world.add(finding);

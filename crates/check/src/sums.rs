@@ -10,8 +10,9 @@ use crate::finding::{Finding, Kind};
 use crate::source::{Edge, Node};
 use crate::walk::Visit;
 use crate::world::Pass;
+use larder_format::items::keys::csum_key;
 use larder_format::node::NodeView;
-use larder_format::{KeyType, Logical, ObjectId, SECTOR_SIZE};
+use larder_format::{KeyType, Logical, LogicalRange, ObjectId, SECTOR_SIZE};
 
 /// Walks the checksum tree.
 pub(crate) struct Sums<'a> {
@@ -19,8 +20,8 @@ pub(crate) struct Sums<'a> {
 }
 
 impl Visit for Sums<'_> {
-    /// Where the first range begins and the last one ends.
-    type Piece = Option<(u64, u64)>;
+    /// From the beginning of the first range to the end of the last one.
+    type Piece = Option<LogicalRange>;
     const SHARED: bool = false;
 
     fn empty(&self) -> Self::Piece {
@@ -35,11 +36,11 @@ impl Visit for Sums<'_> {
     }
     fn join(&self, edge: &Edge, left: Self::Piece, right: Self::Piece, _: bool) -> Self::Piece {
         match (left, right) {
-            (Some((from, end)), Some((next, to))) => {
-                if end > next {
-                    self.overlap(edge, end, next);
+            (Some(left), Some(right)) => {
+                if left.end > right.start {
+                    self.overlap(edge, left.end, right.start);
                 }
-                Some((from, to.max(end)))
+                Some(LogicalRange::between(left.start, right.end.max(left.end)))
             }
             (some, none) => some.or(none),
         }
@@ -56,28 +57,27 @@ impl Visit for Sums<'_> {
                 continue;
             }
             let len = (data.len() / size) as u64 * u64::from(SECTOR_SIZE);
-            let end = key.offset.saturating_add(len);
-            if let Some((_, last)) = piece
-                && last > key.offset
+            let at = Logical(key.offset);
+            let range = LogicalRange::new(at, len);
+            if let Some(before) = piece
+                && before.end > at
             {
-                self.overlap(edge, last, key.offset);
+                self.overlap(edge, before.end, at);
             }
-            piece = Some((piece.map_or(key.offset, |(from, _)| from), end));
-            let inside = self.pass.world.chunks.covered(key.offset, len);
+            piece = Some(LogicalRange { start: piece.map_or(at, |before| before.start), ..range });
+            let inside = self.pass.world.chunks.covered(range);
             if let Some(coverage) = self.pass.coverage {
-                coverage.add(Fact::Sums, key.offset, inside);
+                coverage.add(Fact::Sums, LogicalRange::new(at, inside));
             }
             if inside < len {
                 self.pass.add(|| {
-                    let what = format!(
-                        "there are checksums for {len} bytes at {}, not all in a chunk",
-                        key.offset
-                    );
+                    let what =
+                        format!("there are checksums for {len} bytes at {at}, not all in a chunk");
                     let finding = Finding::new(Kind::ChecksumWithoutExtent, what).tree(edge.tree);
-                    finding.key(key).address(Logical(key.offset))
+                    finding.key(key).address(at)
                 });
             }
-            ranges.push((key.offset, data));
+            ranges.push((at, data));
         }
         if let Some(check) = self.pass.data.filter(|_| self.pass.first) {
             verify(self.pass, check, &ranges, size);
@@ -87,20 +87,17 @@ impl Visit for Sums<'_> {
 }
 
 impl Sums<'_> {
-    fn overlap(&self, edge: &Edge, end: u64, next: u64) {
+    fn overlap(&self, edge: &Edge, end: Logical, next: Logical) {
         self.pass.add(|| {
             let what = format!("checksums up to {end} are followed by checksums from {next} on");
-            let key = larder_format::items::keys::csum_key(Logical(next));
-            Finding::new(Kind::ChecksumOverlap, what)
-                .tree(edge.tree)
-                .key(key)
-                .address(Logical(next))
+            let finding = Finding::new(Kind::ChecksumOverlap, what).tree(edge.tree);
+            finding.key(csum_key(next)).address(next)
         });
     }
 }
 
 /// Compares data with its checksums, where several items of a leaf hold them.
-pub(crate) fn verify(pass: &Pass<'_>, check: &Data, ranges: &[(u64, &[u8])], size: usize) {
+pub(crate) fn verify(pass: &Pass<'_>, check: &Data, ranges: &[(Logical, &[u8])], size: usize) {
     // Items that lie behind each other are read together.
     let mut rest = ranges;
     while let Some(((at, _), _)) = rest.split_first() {
@@ -109,14 +106,14 @@ pub(crate) fn verify(pass: &Pass<'_>, check: &Data, ranges: &[(u64, &[u8])], siz
             .iter()
             .take_while(|(from, data)| {
                 let joins = *from == end;
-                end = from.saturating_add((data.len() / size) as u64 * u64::from(SECTOR_SIZE));
+                end = from.plus((data.len() / size) as u64 * u64::from(SECTOR_SIZE));
                 joins
             })
             .count()
             .max(1);
         let sums: Vec<&[u8]> =
             rest[..n].iter().flat_map(|(_, data)| data.chunks_exact(size)).collect();
-        check.verify(pass, *at, &sums);
+        check.verify(&pass.world.source, *at, &sums);
         rest = &rest[n..];
     }
 }

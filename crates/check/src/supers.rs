@@ -4,8 +4,8 @@
 //! it cannot, that is a finding, and the newest copy that can be used serves in its place, so that
 //! people learn what else is wrong.
 
-use crate::Error;
 use crate::finding::{Finding, Findings, Kind};
+use crate::report::Error;
 use crate::source::Edge;
 use crate::world::World;
 use larder_format::items::parse_sys_array;
@@ -310,15 +310,16 @@ pub(crate) fn backups(sb: &Superblock, findings: &Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use larder_format::Logical;
 
     /// Kinds found in backup roots of (address, generation), where the superblock of generation 10
     /// has its root at 1 MiB.
-    fn found(slots: &[(u64, u64)]) -> bool {
+    fn found(slots: &[(Logical, u64)]) -> bool {
         let mut sb = Superblock::new_zeroed();
         sb.generation.set(10);
         sb.root.set(1 << 20);
         for (slot, (at, generation)) in sb.backup_roots.iter_mut().zip(slots) {
-            slot.tree_root.set(*at);
+            slot.tree_root.set(at.0);
             slot.tree_root_gen.set(*generation);
             slot.chunk_root_gen.set(3);
         }
@@ -329,16 +330,17 @@ mod tests {
 
     #[test]
     fn backup_roots_that_linux_leaves_are_right() {
-        const HERE: u64 = 1 << 20;
+        const HERE: Logical = Logical(1 << 20);
+        let at = Logical;
         assert!(!found(&[]));
-        assert!(!found(&[(HERE, 10), (4096, 9), (8192, 8)]));
-        assert!(found(&[(HERE + 4096, 10), (4096, 9)]));
+        assert!(!found(&[(HERE, 10), (at(4096), 9), (at(8192), 8)]));
+        assert!(found(&[(HERE.plus(4096), 10), (at(4096), 9)]));
         // The commit before saw this transaction's root before it was written, this one is right.
-        assert!(!found(&[(8192, 10), (HERE, 10), (4096, 8)]));
+        assert!(!found(&[(at(8192), 10), (HERE, 10), (at(4096), 8)]));
         // As before, and this one saw that of the next.
-        assert!(!found(&[(8192, 10), (12288, 11), (4096, 8)]));
-        assert!(!found(&[(12288, 11), (4096, 9)]));
-        assert!(found(&[(12288, 12)]));
-        assert!(found(&[(HERE + 1, 9)]));
+        assert!(!found(&[(at(8192), 10), (at(12288), 11), (at(4096), 8)]));
+        assert!(!found(&[(at(12288), 11), (at(4096), 9)]));
+        assert!(found(&[(at(12288), 12)]));
+        assert!(found(&[(HERE.plus(1), 9)]));
     }
 }

@@ -4,6 +4,7 @@
 //! round; what a device counts as used is the sum of its extents. The tables are small — a few
 //! lines for each GiB — and are compared in memory.
 
+use crate::chunks::Chunk;
 use crate::finding::{Finding, Kind};
 use crate::source::Edge;
 use crate::world::World;
@@ -24,9 +25,8 @@ pub(crate) fn block_groups(world: &World<'_>, tree: ObjectId, items: &Items) {
     let used_known = !world.lost.part_of(ObjectId::EXTENT_TREE);
     let mut seen = BTreeMap::new();
     for (key, data) in items.iter().filter(|(k, _)| k.kind == KeyType::BLOCK_GROUP_ITEM) {
-        let at = key.objectid.0;
-        let place =
-            |kind, what: String| Finding::new(kind, what).tree(tree).key(*key).address(Logical(at));
+        let at = Logical(key.objectid.0);
+        let place = |kind, what: String| Finding::new(kind, what).tree(tree).key(*key).address(at);
         let Some(chunk) = world.chunks.starting_at(at) else {
             let what = format!("the block group at {at} (+{}) has no chunk", key.offset);
             let follows = world.lost.part_of(ObjectId::CHUNK_TREE);
@@ -56,7 +56,7 @@ pub(crate) fn block_groups(world: &World<'_>, tree: ObjectId, items: &Items) {
     for chunk in world.chunks.0.iter().filter(|c| !seen.contains_key(&c.start)) {
         let what = format!("the chunk at {} (+{}) has no block group", chunk.start, chunk.len);
         let finding = Finding::new(Kind::ChunkWithoutBlockGroup, what).tree(tree);
-        world.add(finding.address(Logical(chunk.start)).follow_up_if(lost));
+        world.add(finding.address(chunk.start).follow_up_if(lost));
     }
 }
 
@@ -146,7 +146,7 @@ fn device_uuids(world: &World<'_>, dev_items: &Items) {
                 chunk.start, stripe.devid
             );
             let finding = Finding::new(Kind::DeviceMissing, what).tree(ObjectId::CHUNK_TREE);
-            world.add(finding.address(Logical(chunk.start)).device(stripe.devid, stripe.offset));
+            world.add(finding.address(chunk.start).device(stripe.devid, stripe.offset));
         }
     }
 }
@@ -176,31 +176,15 @@ fn compare_device_items(world: &World<'_>, own: &DevItem, item: &DevItem, key: K
     }
 }
 
+/// Stripes of chunks by their place, as long as no device extent was seen there.
+type Stripes<'a> = BTreeMap<(DeviceId, Physical), &'a Chunk>;
+
 /// Compares device extents with the chunks' stripes; the bytes taken on each device.
 fn device_extents(world: &World<'_>, dev_tree: &Items) -> BTreeMap<DeviceId, u64> {
     let lost = world.lost.part_of(ObjectId::DEV_TREE);
-    let chunks_lost = world.lost.part_of(ObjectId::CHUNK_TREE);
-    let mut stripes = BTreeMap::new();
-    for chunk in &world.chunks.0 {
-        for stripe in &chunk.item.stripes {
-            stripes.insert((stripe.devid, stripe.offset), chunk);
-            if stripe.offset.0 < DEVICE_RESERVED {
-                let what = format!(
-                    "the chunk at {} lies at {} of device {}",
-                    chunk.start, stripe.offset, stripe.devid
-                );
-                let finding = Finding::new(Kind::ChunkInReservedSpace, what);
-                world.add(
-                    finding
-                        .tree(ObjectId::CHUNK_TREE)
-                        .address(Logical(chunk.start))
-                        .device(stripe.devid, stripe.offset),
-                );
-            }
-        }
-    }
+    let mut stripes = stripes(world);
     let mut used: BTreeMap<DeviceId, u64> = BTreeMap::new();
-    let mut before: Option<(DeviceId, u64)> = None;
+    let mut before: Option<(DeviceId, Physical)> = None;
     for (key, data) in dev_tree {
         if key.kind == KeyType::PERSISTENT_ITEM && key.objectid == ObjectId::DEV_STATS {
             device_errors(world, *key, data);
@@ -209,31 +193,29 @@ fn device_extents(world: &World<'_>, dev_tree: &Items) -> BTreeMap<DeviceId, u64
         if key.kind != KeyType::DEV_EXTENT {
             continue;
         }
-        let (id, at) = (DeviceId(key.objectid.0), Physical(key.offset));
-        let place = |kind, what: String| {
-            Finding::new(kind, what).tree(ObjectId::DEV_TREE).key(*key).device(id, at)
-        };
         let Ok(extent) = DevExtent::ref_from_bytes(data) else { continue };
+        let (id, at) = (DeviceId(key.objectid.0), Physical(key.offset));
+        let add = |kind, what: String, follows| {
+            let finding = Finding::new(kind, what).tree(ObjectId::DEV_TREE).key(*key);
+            world.add(finding.device(id, at).follow_up_if(follows));
+        };
         if let Err(e) = DevExtent::parse(data) {
-            world.add(place(Kind::DeviceExtentInvalid, e.to_string()));
+            add(Kind::DeviceExtentInvalid, e.to_string(), false);
         }
         let len = extent.length.get();
         let sum = used.entry(id).or_default();
         *sum = sum.saturating_add(len);
-        let end = at.0.saturating_add(len);
-        if let Some((device, last)) = before
-            && device == id
-            && last > at.0
-        {
+        let end = at.plus(len);
+        if let Some((_, last)) = before.filter(|(device, last)| *device == id && *last > at) {
             let what = format!("the device extent before this one ends at {last}");
-            world.add(place(Kind::DeviceExtentOverlap, what));
+            add(Kind::DeviceExtentOverlap, what, false);
         }
         before = Some((id, end));
         if let Some(device) = world.source.volume.device(id)
-            && end > device.size()
+            && end.0 > device.size()
         {
             let what = format!("it ends at {end}, the device has {} bytes", device.size());
-            world.add(place(Kind::DeviceExtentInvalid, what));
+            add(Kind::DeviceExtentInvalid, what, false);
         }
         match stripes.remove(&(id, at)) {
             None => {
@@ -241,18 +223,12 @@ fn device_extents(world: &World<'_>, dev_tree: &Items) -> BTreeMap<DeviceId, u64
                     "no chunk has a stripe at {at} of device {id} (it names chunk {})",
                     extent.chunk_offset
                 );
-                world.add(place(Kind::DeviceExtentWithoutChunk, what).follow_up_if(chunks_lost));
+                let follows = world.lost.part_of(ObjectId::CHUNK_TREE);
+                add(Kind::DeviceExtentWithoutChunk, what, follows);
             }
             Some(chunk) => {
-                let (is, expected) = (extent.chunk_offset.get(), chunk.start);
-                if is != expected {
-                    let what = format!("it names chunk {is}, but chunk {expected} lies there");
-                    world.add(place(Kind::DeviceExtentDiffers, what));
-                }
-                if len != chunk.stripe_bytes() {
-                    let what =
-                        format!("it has {len} bytes, the chunk's stripe {}", chunk.stripe_bytes());
-                    world.add(place(Kind::DeviceExtentDiffers, what));
+                for what in differences(extent, chunk) {
+                    add(Kind::DeviceExtentDiffers, what, false);
                 }
             }
         }
@@ -263,9 +239,43 @@ fn device_extents(world: &World<'_>, dev_tree: &Items) -> BTreeMap<DeviceId, u64
             chunk.start
         );
         let finding = Finding::new(Kind::DeviceExtentMissing, what).tree(ObjectId::DEV_TREE);
-        world.add(finding.address(Logical(chunk.start)).device(id, at).follow_up_if(lost));
+        world.add(finding.address(chunk.start).device(id, at).follow_up_if(lost));
     }
     used
+}
+
+/// The stripes of all chunks. Those that begin where nothing may lie are reported.
+fn stripes<'a>(world: &'a World<'_>) -> Stripes<'a> {
+    let mut stripes = Stripes::new();
+    for chunk in &world.chunks.0 {
+        for stripe in &chunk.item.stripes {
+            stripes.insert((stripe.devid, stripe.offset), chunk);
+            if stripe.offset.0 < DEVICE_RESERVED {
+                let what = format!(
+                    "the chunk at {} lies at {} of device {}",
+                    chunk.start, stripe.offset, stripe.devid
+                );
+                let finding = Finding::new(Kind::ChunkInReservedSpace, what);
+                let finding = finding.tree(ObjectId::CHUNK_TREE).address(chunk.start);
+                world.add(finding.device(stripe.devid, stripe.offset));
+            }
+        }
+    }
+    stripes
+}
+
+/// What a device extent says otherwise than the chunk whose stripe lies there.
+fn differences(extent: &DevExtent, chunk: &Chunk) -> Vec<String> {
+    let mut out = Vec::new();
+    let (is, expected) = (Logical(extent.chunk_offset.get()), chunk.start);
+    if is != expected {
+        out.push(format!("it names chunk {is}, but chunk {expected} lies there"));
+    }
+    let (len, expected) = (extent.length.get(), chunk.stripe_bytes());
+    if len != expected {
+        out.push(format!("it has {len} bytes, the chunk's stripe {expected}"));
+    }
+    out
 }
 
 fn device_errors(world: &World<'_>, key: Key, data: &[u8]) {

@@ -3,29 +3,18 @@
 //! Checksums are over the packed bytes, so a stream that was packed wrongly — by a program with a
 //! bug, in bad memory — has the right checksum and is lost all the same. Each extent is unpacked
 //! once, from the first copy from which that works, however many files and snapshots use it, and
-//! named with the first file that was met. What is shorter than the extent says is as good as Linux
-//! takes it to be: the rest reads as zeros.
+//! named with the first file that was met. A stream may be shorter than the extent says: as in
+//! Linux, the rest reads as zeros.
 //!
-//! Such extents are read a second time here, after their checksums, for what is behind a checksum
-//! is known to files alone.
+//! Such extents are read a second time here, after their checksums: only files know what a checksum
+//! is for.
 
 use crate::finding::{Finding, Kind};
-use crate::sets::SectorSet;
 use crate::source::Edge;
 use crate::world::Pass;
 use larder_codec::decompress;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, InlineExtent};
-use larder_format::{Key, MAX_COMPRESSED_EXTENT};
-
-/// Extents that were unpacked.
-#[derive(Debug)]
-pub(crate) struct Unpacked(SectorSet);
-
-impl Default for Unpacked {
-    fn default() -> Self {
-        Self(SectorSet::new())
-    }
-}
+use larder_format::{Key, LogicalRange, MAX_COMPRESSED_EXTENT};
 
 /// Unpacks what a file extent item holds itself.
 pub(crate) fn inline(pass: &Pass<'_>, edge: &Edge, key: Key, extent: &InlineExtent<'_>) {
@@ -48,7 +37,7 @@ pub(crate) fn stored(pass: &Pass<'_>, edge: &Edge, key: Key, extent: &ExtentReco
     if extent.compression == Compression::None
         || extent.kind != ExtentKind::Regular
         || len > MAX_COMPRESSED_EXTENT
-        || !data.unpacked.0.insert(at.0)
+        || !data.unpacked.insert(at.0)
     {
         return;
     }
@@ -70,7 +59,7 @@ pub(crate) fn stored(pass: &Pass<'_>, edge: &Edge, key: Key, extent: &ExtentReco
     }
     let Some(why) = why else { return };
     let what = format!("{len} bytes at {at}, which should become {}: {why}", extent.ram_bytes);
-    let follows = data.is_bad(at.0, len);
+    let follows = data.is_bad(LogicalRange::new(at, len));
     pass.add(|| {
         let finding = Finding::new(Kind::DataUnpack, what).tree(edge.tree).key(key).address(at);
         finding.follow_up_if(follows)

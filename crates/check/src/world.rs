@@ -13,7 +13,7 @@ use crate::finding::{Finding, Findings, Kind};
 use crate::lost::Lost;
 use crate::owners::Owners;
 use crate::progress::Meter;
-use crate::refs::{Refs, Size};
+use crate::refs::{Refs, Sink, Size};
 use crate::sets::{Hashing, SectorSet};
 use crate::source::{Edge, Source};
 use larder_format::items::ExtentRef;
@@ -88,6 +88,23 @@ pub(crate) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
+    /// A pass that reports and collects nothing.
+    pub(crate) fn silent(world: &'a World<'a>) -> Self {
+        Self {
+            world,
+            seen: SectorSet::new(),
+            first: false,
+            refs: Refs { hashing: &world.hashing, sink: Sink::None },
+            coverage: None,
+            owners: None,
+            data: None,
+        }
+    }
+    /// The same, but it reports.
+    pub(crate) fn reporting(mut self) -> Self {
+        self.first = true;
+        self
+    }
     /// Reports, if this is the pass that reports.
     pub(crate) fn add(&self, finding: impl FnOnce() -> Finding) {
         if self.first {

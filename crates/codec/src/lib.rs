@@ -78,6 +78,15 @@ fn zstd(input: &[u8], out: &mut [u8]) -> Result<usize, CodecError> {
     }
 }
 
+/// Data that shrinks: up to eleven pieces, each repeated.
+#[cfg(test)]
+fn repeating(longest: usize, most: usize) -> impl proptest::strategy::Strategy<Value = Vec<u8>> {
+    use proptest::prelude::*;
+    let piece = (prop::collection::vec(any::<u8>(), 1..longest), 1..most);
+    prop::collection::vec(piece, 1..12)
+        .prop_map(|pieces| pieces.into_iter().flat_map(|(piece, n)| piece.repeat(n)).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +150,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..3000), flips in prop::collection::vec((any::<u16>(), any::<u8>()), 1..8)) {
+        fn no_bytes_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..3000),
+            flips in prop::collection::vec((any::<u16>(), any::<u8>()), 1..8),
+        ) {
             let mut out = vec![0; 8192];
             for method in ALL {
                 let _ = decompress(method, &bytes, &mut out);

@@ -1,13 +1,17 @@
 //! LZO1X, the packing side.
 //!
-//! Written from the description of the stream (instructions of literals and of matches, told apart
-//! by the first byte), for what btrfs packs: at most one sector at a time. Hidden here: how matches
-//! are found — greedily, with a table of the last place of each hash of four bytes, in longer steps
-//! the longer nothing is found — and that two bits of each match say how many single bytes follow
-//! it.
+//! Written from the description of the stream: instructions of literals and of matches, told apart
+//! by their first byte. Hidden here: how matches are found (greedily, with a table of the last
+//! place of each hash of four bytes, in longer steps the longer nothing is found), and that two
+//! bits of each match say how many single bytes follow it. Only what pays within one sector is
+//! written, for btrfs packs no more than that at once: near matches (up to 2 KiB back, up to 8
+//! bytes) in two bytes, all others in three and more.
 //!
-//! Only what pays within a sector is written: matches near (up to 2 KiB back, up to 8 bytes) in two
-//! bytes, all others in three and more.
+//! `lzokay` unpacks for us, but does not pack. In sectors of 4 KiB, on source text, programs and
+//! tables, its compressor gives 26 to 60 % of the size at 35 to 70 MB/s, this one 36 to 70 % at 270
+//! to 530 MB/s. Lzo is chosen for its speed; for size there is zstd, which beats both (18 to 55 %
+//! at 420 to 690 MB/s for level 1, in whole extents). The crates with a fast compressor (`lzo1x`,
+//! `rust-lzo`) are under the GPL.
 
 /// Shortest match that is looked for.
 const MIN_MATCH: usize = 4;
@@ -169,10 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_comes_back(
-            parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 1..40), 1usize..60), 1..12)
-        ) {
-            let mut data: Vec<u8> = parts.iter().flat_map(|(p, n)| p.iter().copied().cycle().take(p.len() * n)).collect();
+        fn what_is_packed_comes_back(mut data in crate::repeating(40, 60)) {
             data.truncate(16 << 10);
             back(&data);
         }

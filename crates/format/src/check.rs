@@ -24,7 +24,7 @@ use crate::{
     SECTOR_SIZE, TreeId,
 };
 
-/// What the one who holds a pointer to a node knows about it.
+/// What is known of a node before it is read: what its parent says, and its file system.
 #[derive(Debug, Clone)]
 pub struct Expect {
     /// Node size of the file system, a power of two from 4096 to 65536.

@@ -3,7 +3,7 @@
 //! Checksums protect superblocks, nodes and data sectors alike. The hashes for keys use crc32c
 //! with other seeds whatever the file system's checksum is.
 
-use crate::{FormatError, FormatResult, ObjectId};
+use crate::{FileOffset, FormatError, FormatResult, ObjectId, TreeId};
 
 /// Which checksum a file system uses; stands in its superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,15 +107,12 @@ pub fn extref_hash(parent: ObjectId, name: &[u8]) -> u64 {
 
 /// Offset of an EXTENT_DATA_REF key, and the order of inline data refs.
 #[must_use]
-pub fn data_ref_hash(root: TreeIdRaw, objectid: u64, offset: u64) -> u64 {
-    let high = crc32c_raw(u32::MAX, &root.to_le_bytes());
-    let low = crc32c_raw(u32::MAX, &objectid.to_le_bytes());
-    let low = crc32c_raw(low, &offset.to_le_bytes());
+pub fn data_ref_hash(root: TreeId, inode: ObjectId, offset: FileOffset) -> u64 {
+    let high = crc32c_raw(u32::MAX, &root.0.to_le_bytes());
+    let low = crc32c_raw(u32::MAX, &inode.0.to_le_bytes());
+    let low = crc32c_raw(low, &offset.0.to_le_bytes());
     (u64::from(high) << 31) ^ u64::from(low)
 }
-
-/// A tree id as a bare number, as data refs carry it.
-pub type TreeIdRaw = u64;
 
 #[cfg(test)]
 mod tests {
@@ -127,7 +124,8 @@ mod tests {
         assert_eq!(name_hash(b"TTqGO4p"), 3_469_153_913);
         assert_eq!(name_hash(b"snNzDoq"), 3_469_153_913);
         assert_eq!(extref_hash(ObjectId(267), b"link1003_xxxxxxxxxxxxxxxxxxxx"), 12_355_913);
-        assert_eq!(data_ref_hash(256, 658, 0), 0x0dea_30de_b471_9f5d);
+        let hash = data_ref_hash(ObjectId(256), ObjectId(658), FileOffset(0));
+        assert_eq!(hash, 0x0dea_30de_b471_9f5d);
     }
 
     #[test]

@@ -62,11 +62,65 @@ impl Physical {
         Self(self.0.saturating_add(bytes))
     }
 }
+impl FileOffset {
+    /// The offset `bytes` before this one; wraps below zero, as offsets of data references do.
+    #[must_use]
+    pub fn wrapping_minus(self, bytes: u64) -> Self {
+        Self(self.0.wrapping_sub(bytes))
+    }
+}
 impl Generation {
     /// The transaction after this one.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)
+    }
+}
+
+/// A range of logical addresses: from `start` up to `end`, which is not part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogicalRange {
+    /// First address.
+    pub start: Logical,
+    /// First address behind the range.
+    pub end: Logical,
+}
+
+impl LogicalRange {
+    /// The `len` bytes from `start` on; ends where the address space does.
+    #[must_use]
+    pub fn new(start: Logical, len: u64) -> Self {
+        Self { start, end: start.plus(len) }
+    }
+    /// From one address up to another.
+    #[must_use]
+    pub fn between(start: Logical, end: Logical) -> Self {
+        Self { start, end }
+    }
+    /// Bytes.
+    #[must_use]
+    pub fn len(self) -> u64 {
+        self.end.0.saturating_sub(self.start.0)
+    }
+    /// Nothing at all?
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+    /// Is there an address that lies in both?
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+    /// Does all of `other` lie in it?
+    #[must_use]
+    pub fn covers(self, other: Self) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+    /// What lies in both; empty if nothing does.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Self {
+        Self { start: self.start.max(other.start), end: self.end.min(other.end) }
     }
 }
 
@@ -112,7 +166,6 @@ impl ObjectId {
     pub const BALANCE: Self = Self(4u64.wrapping_neg());
     pub const ORPHAN: Self = Self(5u64.wrapping_neg());
     pub const TREE_LOG: Self = Self(6u64.wrapping_neg());
-    pub const TREE_LOG_FIXUP: Self = Self(7u64.wrapping_neg());
     pub const TREE_RELOC: Self = Self(8u64.wrapping_neg());
     pub const DATA_RELOC_TREE: Self = Self(9u64.wrapping_neg());
     pub const EXTENT_CSUM: Self = Self(10u64.wrapping_neg());
@@ -157,4 +210,29 @@ pub const MAX_DATA_EXTENT: u64 = 128 << 20;
 /// Longest compressed extent, in uncompressed bytes.
 pub const MAX_COMPRESSED_EXTENT: u64 = 128 << 10;
 /// `chunk_objectid` of a block group item, and the object id of all chunk items.
-pub const FIRST_CHUNK_OBJECTID: u64 = 256;
+pub(crate) const FIRST_CHUNK_OBJECTID: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ops::Range;
+
+    fn range(r: Range<u64>) -> LogicalRange {
+        LogicalRange::between(Logical(r.start), Logical(r.end))
+    }
+
+    #[test]
+    fn a_range_is_without_its_end() {
+        let r = LogicalRange::new(Logical(10), 10);
+        assert_eq!((r, r.len(), r.is_empty()), (range(10..20), 10, false));
+        assert!(r.overlaps(range(19..30)) && r.overlaps(range(0..11)));
+        assert!(!r.overlaps(range(20..30)) && !r.overlaps(range(0..10)));
+        assert!(r.covers(r) && r.covers(range(12..13)));
+        assert!(!r.covers(range(9..20)) && !r.covers(range(10..21)));
+        assert_eq!(r.intersection(range(15..40)), range(15..20));
+        assert!(r.intersection(range(20..40)).is_empty());
+        assert_eq!(r.intersection(range(30..40)).len(), 0);
+        let last = LogicalRange::new(Logical(u64::MAX - 1), 10);
+        assert_eq!((last.end, last.len()), (Logical(u64::MAX), 1), "nothing wraps");
+    }
+}

@@ -25,11 +25,11 @@ const MAGIC_UNFINISHED: [u8; 8] = *b"!BHRfS_M";
 /// Object id of the root tree's directory, which names the default subvolume.
 pub const ROOT_DIR_OBJECTID: u64 = 6;
 /// Room for system chunks, in bytes.
-pub const SYS_CHUNK_ARRAY_SIZE: usize = 2048;
+pub(crate) const SYS_CHUNK_ARRAY_SIZE: usize = 2048;
 /// A key and a chunk item with one stripe: the least that the system chunk array can hold.
-pub const SYS_CHUNK_MIN: usize = 97;
+const SYS_CHUNK_MIN: usize = 97;
 /// Size of the label's field; the label itself is a byte shorter, its end being a NUL.
-pub const LABEL_SIZE: usize = 256;
+const LABEL_SIZE: usize = 256;
 
 /// One of the four sets of roots kept from recent commits, 168 bytes.
 #[derive(
@@ -108,7 +108,7 @@ pub struct Superblock {
     pub sys_chunk_array_size: U32,
     /// Generation of the chunk tree's root.
     pub chunk_root_generation: U64,
-    /// Features that nobody needs to know.
+    /// Features that a reader need not know.
     pub compat_flags: U64,
     /// See [`CompatRo`].
     pub compat_ro_flags: U64,
@@ -597,9 +597,6 @@ impl Superblock {
     }
     pub fn set_cache_generation(&mut self, v: Generation) {
         self.cache_generation.set(v.0);
-    }
-    pub fn set_uuid_tree_generation(&mut self, v: Generation) {
-        self.uuid_tree_generation.set(v.0);
     }
     pub fn set_root(&mut self, root: Logical, level: u8) {
         self.root.set(root.0);

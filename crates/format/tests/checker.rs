@@ -4,7 +4,7 @@
 use larder_format::check::{Expect, check_node, check_unsealed};
 use larder_format::csum::{data_ref_hash, name_hash};
 use larder_format::node::{HEADER_SIZE, ITEM_SIZE, NodeView, POINTER_SIZE};
-use larder_format::{CsumType, Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use larder_format::{CsumType, FileOffset, Generation, Key, KeyType, Logical, ObjectId, TreeId};
 
 #[path = "checker/hostile.rs"]
 mod hostile;
@@ -397,26 +397,48 @@ fn roots() {
     assert_eq!(check_items(ObjectId::ROOT_TREE, &[old]), Ok(()));
 }
 
-fn data_ref(root: u64, objectid: u64, offset: u64, count: u32) -> Vec<u8> {
-    [&[178][..], &le(root), &le(objectid), &le(offset), &count.to_le_bytes()].concat()
+/// An inline reference of the top-level subvolume.
+fn data_ref(inode: ObjectId, offset: FileOffset, count: u32) -> Vec<u8> {
+    let root = ObjectId::FS_TREE.0;
+    [&[178][..], &le(root), &le(inode.0), &le(offset.0), &count.to_le_bytes()].concat()
+}
+
+fn data_key(at: u64) -> Key {
+    key(ObjectId(at), KeyType::EXTENT_ITEM, 8192)
+}
+
+const DATA: u8 = 1;
+const NODE: u8 = 2;
+
+/// What extent items begin with.
+fn extent_head(refs: u64, flags: u8) -> Vec<u8> {
+    body(24, &[(0, &le(refs)), (8, &le(9)), (16, &le(flags.into()))])
+}
+
+/// An extent that ends at 12288.
+fn extent_before() -> (Key, Vec<u8>) {
+    (data_key(4096), extent_head(1, DATA))
+}
+
+/// Two references by file, in their order, and one by leaf.
+fn references_to_data() -> [Vec<u8>; 3] {
+    let mut refs =
+        [data_ref(ObjectId(257), FileOffset(0), 2), data_ref(ObjectId(258), FileOffset(4096), 1)];
+    refs.sort_by_key(|r| {
+        let at = |n: usize| u64::from_le_bytes(r[n..n + 8].try_into().unwrap());
+        std::cmp::Reverse(data_ref_hash(ObjectId(at(1)), ObjectId(at(9)), FileOffset(at(17))))
+    });
+    let shared = [&[184][..], &le(65536), &1u32.to_le_bytes()].concat();
+    let [first, second] = refs;
+    [first, second, shared]
 }
 
 #[test]
-fn extents() {
-    let data_key = |at| key(ObjectId(at), KeyType::EXTENT_ITEM, 8192);
-    let head = |refs: u64, flags: u64| body(24, &[(0, &le(refs)), (8, &le(9)), (16, &le(flags))]);
-    let mut refs = [data_ref(5, 257, 0, 2), data_ref(5, 258, 4096, 1)];
-    refs.sort_by_key(|r| {
-        let at = |n: usize| u64::from_le_bytes(r[n..n + 8].try_into().unwrap());
-        std::cmp::Reverse(data_ref_hash(at(1), at(9), at(17)))
-    });
-    let shared = [&[184][..], &le(65536), &1u32.to_le_bytes()].concat();
-    let body_with = |list: &[&[u8]]| [&head(4, 1)[..], &list.concat()].concat();
-    let before = (data_key(4096), head(1, 1));
-    let whole = body_with(&[&refs[0], &refs[1], &shared]);
+fn data_extents() {
+    let whole = [extent_head(4, DATA), references_to_data().concat()].concat();
     rules(
         ObjectId::EXTENT_TREE,
-        std::slice::from_ref(&before),
+        &[extent_before()],
         &(data_key(12288), whole),
         &[
             (Change::Key(data_key(8192)), "overlaps the extent before it, which ends at 12288"),
@@ -431,50 +453,67 @@ fn extents() {
             (Size(24 + 29 + 28), "size is 27, expected at least 28"),
         ],
     );
-    let with =
-        |list: &[&[u8]]| check_items(ObjectId::EXTENT_TREE, &[(data_key(12288), body_with(list))]);
-    let fails = |list: &[&[u8]], message: &str| {
-        let error = with(list).expect_err(message);
-        assert!(error.contains(message), "\"{error}\" instead of \"{message}\"");
-    };
-    fails(
-        &[&refs[1], &refs[0]],
-        "inline references of types EXTENT_DATA_REF, EXTENT_DATA_REF are out of order",
-    );
-    fails(
-        &[&shared, &refs[0]],
-        "inline references of types SHARED_DATA_REF, EXTENT_DATA_REF are out of order",
-    );
-    fails(&[&refs[0][..28]], "size is 27, expected at least 28");
-    fails(&[&shared[..12]], "size is 11, expected at least 12");
-    fails(&[&[178]], "size is 0, expected at least 8");
-    fails(&[&[0]], "inline reference of type UNKNOWN.0 in a data extent");
-    fails(&[&[176; 9]], "inline reference of type TREE_BLOCK_REF in a data extent");
-    fails(&[&data_ref(5, 257, 0, 0)], "EXTENT_DATA_REF with count 0");
-    fails(&[&data_ref(5, 257, 0, 5)], "5 inline references, but only 4 in all");
-    fails(&[&data_ref(5, 257, 0, u32::MAX)], "4294967295 inline references, but only 4 in all");
-    fails(&[&data_ref(5, 257, 1, 1)], "offset of a data reference is 1, expected a multiple");
-    fails(&[&[&[184][..], &le(1), &[1, 0, 0, 0]].concat()], "parent of a data reference is 1");
-    assert_eq!(with(&[&[&[172][..], &le(5)].concat(), &refs[0]]), Ok(()));
-    fails(&[&refs[0], &[&[172][..], &le(5)].concat()], "owner reference behind other references");
     for (flags, message) in [
         (0, "flags are 0x0, expected exactly one of DATA and TREE_BLOCK"),
         (3, "flags are 0x3, expected exactly one"),
         (0x101, "data extent with full back references"),
     ] {
-        let error =
-            check_items(ObjectId::EXTENT_TREE, &[(data_key(4096), head(1, flags))]).unwrap_err();
+        let head = body(24, &[(0, &le(1)), (8, &le(9)), (16, &le(flags))]);
+        let error = check_items(ObjectId::EXTENT_TREE, &[(data_key(4096), head)]).unwrap_err();
         assert!(error.contains(message), "{error}");
     }
-    let end_of_space = key(u64::MAX - 4095, KeyType::EXTENT_ITEM, 8192);
-    let error = check_items(ObjectId::EXTENT_TREE, &[(end_of_space, head(1, 1))]).unwrap_err();
+    let end_of_space = (key(u64::MAX - 4095, KeyType::EXTENT_ITEM, 8192), extent_head(1, DATA));
+    let error = check_items(ObjectId::EXTENT_TREE, &[end_of_space]).unwrap_err();
     assert!(error.contains("8192 bytes from 18446744073709547520 overflow"), "{error}");
+}
 
+#[test]
+fn inline_references() {
+    let [first, second, shared] = references_to_data();
+    let with = |list: &[&[u8]]| {
+        let item = [&extent_head(4, DATA)[..], &list.concat()].concat();
+        check_items(ObjectId::EXTENT_TREE, &[(data_key(12288), item)])
+    };
+    let fails = |list: &[&[u8]], message: &str| {
+        let error = with(list).expect_err(message);
+        assert!(error.contains(message), "\"{error}\" instead of \"{message}\"");
+    };
+    fails(
+        &[&second, &first],
+        "inline references of types EXTENT_DATA_REF, EXTENT_DATA_REF are out of order",
+    );
+    fails(
+        &[&shared, &first],
+        "inline references of types SHARED_DATA_REF, EXTENT_DATA_REF are out of order",
+    );
+    fails(&[&first[..28]], "size is 27, expected at least 28");
+    fails(&[&shared[..12]], "size is 11, expected at least 12");
+    fails(&[&[178]], "size is 0, expected at least 8");
+    fails(&[&[0]], "inline reference of type UNKNOWN.0 in a data extent");
+    fails(&[&[176; 9]], "inline reference of type TREE_BLOCK_REF in a data extent");
+    fails(&[&data_ref(ObjectId(257), FileOffset(0), 0)], "EXTENT_DATA_REF with count 0");
+    fails(&[&data_ref(ObjectId(257), FileOffset(0), 5)], "5 inline references, but only 4 in all");
+    fails(
+        &[&data_ref(ObjectId(257), FileOffset(0), u32::MAX)],
+        "4294967295 inline references, but only 4 in all",
+    );
+    fails(
+        &[&data_ref(ObjectId(257), FileOffset(1), 1)],
+        "offset of a data reference is 1, expected a multiple",
+    );
+    fails(&[&[&[184][..], &le(1), &[1, 0, 0, 0]].concat()], "parent of a data reference is 1");
+    let owner = [&[172][..], &le(5)].concat();
+    assert_eq!(with(&[&owner, &first]), Ok(()));
+    fails(&[&first, &owner], "owner reference behind other references");
+}
+
+#[test]
+fn extents_of_nodes() {
     let node_key = |at: u64, level| key(at, KeyType::METADATA_ITEM, level);
-    let node = [&head(2, 2)[..], &[176], &le(257), &[182], &le(8192)].concat();
+    let node = [&extent_head(2, NODE)[..], &[176], &le(257), &[182], &le(8192)].concat();
     rules(
         ObjectId::EXTENT_TREE,
-        std::slice::from_ref(&before),
+        &[extent_before()],
         &(node_key(12288, 1), node),
         &[
             (Change::Key(node_key(8192, 1)), "overlaps the extent before it"),
@@ -488,7 +527,7 @@ fn extents() {
         ],
     );
     // The long kind of item for nodes, with first key and level before the references.
-    let long = [&head(1, 2)[..], &[0; 18], &[176], &le(2)].concat();
+    let long = [&extent_head(1, NODE)[..], &[0; 18], &[176], &le(2)].concat();
     rules(
         ObjectId::EXTENT_TREE,
         &[],
@@ -499,12 +538,19 @@ fn extents() {
             (Size(40), "size is 40, expected at least 42"),
         ],
     );
-    // References with keys of their own stand between an extent and the next.
+}
+
+/// References with keys of their own stand between an extent and the next.
+#[test]
+fn keyed_references() {
     let keyed = [
-        before,
-        (key(4096, KeyType::EXTENT_DATA_REF, 3), data_ref(5, 257, 0, 1)[1..].to_vec()),
+        extent_before(),
+        (
+            key(4096, KeyType::EXTENT_DATA_REF, 3),
+            data_ref(ObjectId(257), FileOffset(0), 1)[1..].to_vec(),
+        ),
         (key(4096, KeyType::SHARED_DATA_REF, 8192), vec![1, 0, 0, 0]),
-        (data_key(8192), head(1, 1)),
+        (data_key(8192), extent_head(1, DATA)),
     ];
     let error = check_items(ObjectId::EXTENT_TREE, &keyed).unwrap_err();
     assert!(error.contains("item 3") && error.contains("overlaps the extent before it"), "{error}");
@@ -582,7 +628,7 @@ fn block_groups_and_free_space() {
 }
 
 #[test]
-fn chunks_and_devices() {
+fn chunks() {
     let chunk = |stripes: u8, kind: u64| {
         body(
             48 + 32 * usize::from(stripes),
@@ -643,7 +689,10 @@ fn chunks_and_devices() {
         &raid10,
         &[(Byte(46, 1), "type 0x41 with 4 stripes and 1 sub-stripes")],
     );
+}
 
+#[test]
+fn devices() {
     let device = body(98, &[(0, &le(1)), (8, &le(1 << 30)), (16, &le(1 << 20))]);
     rules(
         ObjectId::CHUNK_TREE,
@@ -804,7 +853,7 @@ fn what_the_parent_knows() {
     assert!(check(fresh.clone(), &expect()).unwrap_err().contains("lacks the flag WRITTEN"));
     assert_eq!(check_node(&fresh, &Expect { csum: None, ..expect() }), Ok(()));
     assert_eq!(check_unsealed(&fresh, &expect(), CsumType::Crc32c), Ok(()));
-    // Checksum items are checked only by those who know how long a checksum is.
+    // Checksum items are checked only where the length of a checksum is known.
     let at = |offset| key(ObjectId::EXTENT_CSUM, KeyType::EXTENT_CSUM, offset);
     let sums = leaf(ObjectId::CSUM_TREE, &[(at(0), vec![1; 64]), (at(8192), vec![1; 64])]);
     assert_eq!(check_node(&sums, &Expect { csum: None, ..expect() }), Ok(()));

@@ -12,7 +12,9 @@ use larder_format::items::{
     InlineExtent, InodeRef, InodeRefs, Profile, RootItem, RootRef, Stripe, TreeBlockInfo,
     encode_sys_array, keys, parse_keyed_refs, parse_sys_array,
 };
-use larder_format::{DeviceId, DiskKey, Generation, Key, KeyType, Logical, ObjectId, Physical};
+use larder_format::{
+    DeviceId, DiskKey, FileOffset, Generation, Key, KeyType, Logical, ObjectId, Physical,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use reencode::reencode;
@@ -89,7 +91,8 @@ fn stored() -> impl Strategy<Value = ExtentRecord> {
 fn data_refs() -> impl Strategy<Value = Vec<(ExtentRef, u32)>> {
     let data =
         (any::<u64>(), any::<u64>(), sectors(1 << 52)).prop_map(|(root, objectid, offset)| {
-            ExtentRef::Data { root: ObjectId(root), objectid, offset }
+            let (root, objectid) = (ObjectId(root), ObjectId(objectid));
+            ExtentRef::Data { root, objectid, offset: FileOffset(offset) }
         });
     let shared = sectors(1 << 52).prop_map(|p| ExtentRef::SharedData { parent: Logical(p) });
     let owner = any::<u64>().prop_map(|r| ExtentRef::Owner { root: ObjectId(r) });
@@ -199,8 +202,8 @@ proptest! {
         let at = entries.iter().position(|e| e.name == wanted);
         prop_assert_eq!(find_entry(&item, &wanted).unwrap(), at.map(|i| entries[i].view()));
         prop_assert_eq!(remove_entry(&mut item, &wanted).unwrap(), at.is_some());
-        let left: Vec<_> =
-            entries.iter().enumerate().filter(|(i, _)| Some(*i) != at).map(|(_, e)| e.view()).collect();
+        let others = entries.iter().enumerate().filter(|(i, _)| Some(*i) != at);
+        let left: Vec<_> = others.map(|(_, e)| e.view()).collect();
         let back: Vec<_> = DirEntries::new(&item).collect::<Result<_, _>>().unwrap();
         prop_assert_eq!(back, left);
     }
@@ -216,8 +219,9 @@ proptest! {
         };
         prop_assert_eq!(&read(&item), &entries);
         let at = entries.iter().position(|(_, name)| *name == wanted);
-        prop_assert_eq!(find_ref(&item, &wanted).unwrap().map(|e| e.index), at.map(|i| entries[i].0));
-        prop_assert_eq!(remove_ref(&mut item, &wanted).unwrap(), at.map(|i| entries[i].0));
+        let index = at.map(|i| entries[i].0);
+        prop_assert_eq!(find_ref(&item, &wanted).unwrap().map(|e| e.index), index);
+        prop_assert_eq!(remove_ref(&mut item, &wanted).unwrap(), index);
         let mut left = entries.clone();
         if let Some(i) = at {
             left.remove(i);
@@ -236,13 +240,15 @@ proptest! {
             ExtRef { parent: ObjectId(*parent), index: *index, name }.append_to(&mut item);
         }
         let read = |item: &[u8]| -> Vec<(u64, u64, Vec<u8>)> {
-            ExtRefs::new(item).map(|e| e.map(|e| (e.parent.0, e.index, e.name.to_vec())).unwrap()).collect()
+            let parts = |e: ExtRef<'_>| (e.parent.0, e.index, e.name.to_vec());
+            ExtRefs::new(item).map(|e| e.map(parts).unwrap()).collect()
         };
         prop_assert_eq!(&read(&item), &entries);
         let at = entries.iter().position(|(p, _, name)| *p == parent && *name == wanted);
         let index = at.map(|i| entries[i].1);
-        prop_assert_eq!(find_extref(&item, ObjectId(parent), &wanted).unwrap().map(|e| e.index), index);
-        prop_assert_eq!(remove_extref(&mut item, ObjectId(parent), &wanted).unwrap(), index);
+        let parent = ObjectId(parent);
+        prop_assert_eq!(find_extref(&item, parent, &wanted).unwrap().map(|e| e.index), index);
+        prop_assert_eq!(remove_extref(&mut item, parent, &wanted).unwrap(), index);
         let mut left = entries.clone();
         if let Some(i) = at {
             left.remove(i);
@@ -255,7 +261,7 @@ proptest! {
         let bytes = record.encode();
         prop_assert_eq!(FileExtent::parse(&bytes), Ok(FileExtent::Stored(record)));
         let skip = skip * 4096 % record.num_bytes;
-        let part = record.part(skip, record.num_bytes - skip);
+        let part = record.part(skip..record.num_bytes);
         let bytes = part.encode();
         prop_assert_eq!(FileExtent::parse(&bytes), Ok(FileExtent::Stored(part)));
         prop_assert_eq!(part.offset + part.num_bytes, record.offset + record.num_bytes);
@@ -269,10 +275,15 @@ proptest! {
     }
 
     #[test]
-    fn inline_extents(data in vec(any::<u8>(), 0..3000), generation in any::<u64>(), kind in 0u8..4) {
+    fn inline_extents(
+        data in vec(any::<u8>(), 0..3000),
+        generation in any::<u64>(),
+        kind in 0u8..4,
+    ) {
         let compression = Compression::from_disk(kind).unwrap();
         let ram_bytes = if compression == Compression::None { data.len() as u64 } else { 4096 };
-        let inline = InlineExtent { generation: Generation(generation), ram_bytes, compression, data: &data };
+        let generation = Generation(generation);
+        let inline = InlineExtent { generation, ram_bytes, compression, data: &data };
         let bytes = inline.encode();
         prop_assert_eq!(FileExtent::parse(&bytes), Ok(FileExtent::Inline(inline)));
         let wrong = InlineExtent { ram_bytes: ram_bytes + (1 << 20), ..inline }.encode();
@@ -394,7 +405,8 @@ proptest! {
         for e in &entries {
             e.view().append_to(&mut dir);
             InodeRef { index: e.transid, name: &e.name }.append_to(&mut refs);
-            ExtRef { parent: first.objectid, index: e.transid, name: &e.name }.append_to(&mut extrefs);
+            let (parent, index) = (first.objectid, e.transid);
+            ExtRef { parent, index, name: &e.name }.append_to(&mut extrefs);
         }
         let extent = ExtentItem {
             refs: u64::MAX,
@@ -403,8 +415,10 @@ proptest! {
             block: None,
             inline: data,
         };
-        let sys = [DiskKey::from(keys::chunk_key(Logical(1 << 20))).as_bytes(), &chunk.encode()].concat();
-        for item in [dir, refs, extrefs, record.encode().to_vec(), extent.encode(), chunk.encode(), sys] {
+        let record = record.encode().to_vec();
+        let chunk = chunk.encode();
+        let sys = [DiskKey::from(keys::chunk_key(Logical(1 << 20))).as_bytes(), &chunk].concat();
+        for item in [dir, refs, extrefs, record, extent.encode(), chunk, sys] {
             check_bytes(first.offset, &item)?;
             let mut bad = item.clone();
             for (at, v) in &damage {

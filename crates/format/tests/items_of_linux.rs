@@ -280,7 +280,7 @@ impl Seen {
                     let ExtentRef::Data { root, objectid, offset } = r else {
                         panic!("{key} is {r:?}")
                     };
-                    assert_eq!(data_ref_hash(root.0, objectid, offset), key.offset);
+                    assert_eq!(data_ref_hash(root, objectid, offset), key.offset);
                 }
             }
             _ => {}

@@ -268,8 +268,11 @@ fn what_the_kernel_writes() {
             head -c 3000000 /dev/urandom > sub/random
             cp --reflink=always sub/random sub/clone
             mkfifo sub/fifo; mknod sub/device c 1 3
-            for i in $(seq 120); do ln sub/random "sub/link $i xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"; done
-            setfattr -n user.some -v value sub/fifo 2>/dev/null || setfattr -n user.some -v value sub/random
+            for i in $(seq 120); do
+                ln sub/random "sub/link $i xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+            done
+            setfattr -n user.some -v value sub/fifo 2>/dev/null ||
+                setfattr -n user.some -v value sub/random
             fallocate -l 1M sub/prealloc
             dd if=/dev/urandom of=sub/prealloc bs=4096 seek=3 count=5 conv=notrunc status=none
             truncate -s 1G sub/sparse
@@ -281,8 +284,8 @@ fn what_the_kernel_writes() {
             dd if=/dev/urandom of=sub/random bs=4096 seek=100 count=9 conv=notrunc status=none
             btrfs -q subvolume set-default sub
             sync -f .
-            # Metadata only: moving data, Linux 6.18 now and then reads preallocated sectors as damaged ("corrupt" in its
-            # device statistics) and gives up.
+            # Metadata only: moving data, Linux 6.18 now and then reads preallocated sectors as
+            # damaged ("corrupt" in its device statistics) and gives up.
             btrfs -q balance start -m . > /dev/null
             touch snap/after
             btrfs -q subvolume delete frozen

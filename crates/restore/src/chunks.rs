@@ -10,7 +10,9 @@
 //! Also hidden here: what is done with chunks that this device has only a part of. A mirrored chunk
 //! is whole on any of its devices; what reaches past the end of a truncated image is cut off.
 
-use crate::reader::Reader;
+use crate::error::Result;
+use crate::observer::Observer;
+use crate::reader::{Options, Reader};
 use crate::scan::{Found, Scan};
 use crate::tree::{Gap, RootPointer, Tree};
 use larder_format::items::{
@@ -18,12 +20,31 @@ use larder_format::items::{
 };
 use larder_format::node::NodeView;
 use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical};
-use larder_volume::{MappedChunk, Stripe, Stripes};
+use larder_volume::{Device, MappedChunk, Stripe, Stripes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use std::sync::Arc;
+
+impl<'o> Reader<'o> {
+    /// Chooses a superblock and finds out where addresses lie, by whatever means are left.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoSuperblock`]; nothing else stops it.
+    pub fn open(
+        device: Arc<dyn Device>,
+        options: Options,
+        observer: &'o dyn Observer,
+    ) -> Result<Self> {
+        let reader = Self::without_chunks(device, options, observer)?;
+        if let Some(found) = load(&reader) {
+            reader.keep_scan(found);
+        }
+        Ok(reader)
+    }
+}
 
 /// Fills the reader's chunk map. Returns the scan if one had to be made.
-pub(crate) fn load(reader: &Reader<'_>) -> Option<Scan> {
+fn load(reader: &Reader<'_>) -> Option<Scan> {
     let observer = reader.observer();
     let mut why = Vec::new();
     match parse_sys_array(reader.superblock().sys_chunk_bytes()) {
@@ -118,7 +139,7 @@ fn tree(reader: &Reader<'_>, root: RootPointer) -> Vec<Gap> {
 }
 
 /// Adds as much of a chunk as this device has.
-fn add(reader: &Reader<'_>, at: Logical, chunk: &Chunk) -> Result<(), String> {
+fn add(reader: &Reader<'_>, at: Logical, chunk: &Chunk) -> std::result::Result<(), String> {
     let device = reader.superblock().device_id();
     let here: Stripes = chunk
         .stripes
@@ -143,7 +164,7 @@ fn map(
     length: u64,
     flags: BlockGroupFlags,
     stripes: Stripes,
-) -> Result<(), String> {
+) -> std::result::Result<(), String> {
     let end = reader.device().size();
     let room = |s: &Stripe| end.saturating_sub(s.at.0).min(length) / 4096 * 4096;
     let most = stripes.iter().map(room).max().unwrap_or(0);

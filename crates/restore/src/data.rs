@@ -20,7 +20,7 @@ const MOST_COMPRESSED: u64 = 256 << 10;
 
 /// How well a read went, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct DataVerdict {
     /// The checksum of no copy matches.
     pub(crate) wrong: u64,
     /// No copy can be read.
@@ -29,7 +29,7 @@ pub(crate) struct Verdict {
     pub(crate) unverified: u64,
 }
 
-impl Verdict {
+impl DataVerdict {
     pub(crate) fn add(&mut self, other: Self) {
         self.wrong += other.wrong;
         self.unreadable += other.unreadable;
@@ -81,8 +81,8 @@ impl<'a, 'o> Data<'a, 'o> {
     }
 
     /// Fills `buf`, whole sectors, from an address; `verify` against checksums.
-    pub(crate) fn read(&mut self, at: Logical, buf: &mut [u8], verify: bool) -> Verdict {
-        let mut verdict = Verdict::default();
+    pub(crate) fn read(&mut self, at: Logical, buf: &mut [u8], verify: bool) -> DataVerdict {
+        let mut verdict = DataVerdict::default();
         let volume = self.reader.volume();
         let copies = volume.copies(at).unwrap_or(0);
         let whole = copies > 0 && volume.read(at, buf, 0).is_ok();
@@ -130,7 +130,7 @@ impl<'a, 'o> Data<'a, 'o> {
         &mut self,
         record: &ExtentRecord,
         verify: bool,
-    ) -> Result<(Vec<u8>, Verdict), String> {
+    ) -> Result<(Vec<u8>, DataVerdict), String> {
         if record.compression == Compression::None || record.disk_num_bytes > MOST_COMPRESSED {
             return Err(format!("a compressed extent has {} bytes", record.disk_num_bytes));
         }

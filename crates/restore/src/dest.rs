@@ -1,14 +1,14 @@
 //! Writing below a directory, with names that an enemy may have chosen.
 //!
-//! Every path is gone along name by name from the directory that was opened at the start, without
-//! following a symbolic link: what an image calls `a/b` cannot lead out of the destination, even if
-//! the image (or somebody else, meanwhile) made `a` a link. Names themselves were looked at by
+//! Every path is followed name by name from the directory that was opened at the start, and never
+//! through a symbolic link: what an image calls `a/b` cannot lead out of the destination, even if
+//! the image (or another program, meanwhile) made `a` a link. The names themselves were checked by
 //! [`crate::names`].
 //!
 //! What belongs to root alone (owners, devices, some attributes) is tried and remembered when
 //! refused; a file whose owner could not be set loses its set-id bits.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use larder_format::items::inode::split_rdev;
 use larder_format::items::{FileType, InodeItem};
 use rustix::fs::{AtFlags, FileType as HostType, Mode, OFlags, Timespec, Timestamps, XattrFlags};

@@ -1,8 +1,8 @@
-//! How those who asked learn what happens.
+//! How the caller learns what happens.
 //!
 //! Losses come one by one, as they are found, so that nothing has to be kept: an image may have
-//! millions. The rest of the crate decides *what* is lost; how it is shown, and whether it is
-//! remembered, is the observer's.
+//! millions. The rest of the crate decides *what* is lost; the observer decides how that is shown,
+//! and whether it is remembered.
 
 use larder_format::TreeId;
 
@@ -47,8 +47,8 @@ pub struct Entry<'a> {
 
 /// Listens. Every method does nothing unless it is overridden.
 pub trait Observer: Sync {
-    /// So much of a step is done; `total` is 0 where it is not known.
-    fn progress(&self, step: Step, done: u64, total: u64) {
+    /// So much of a step is done, of a total if that is known.
+    fn progress(&self, step: Step, done: u64, total: Option<u64>) {
         let _ = (step, done, total);
     }
     /// What was done about damage, or is worth knowing: nothing is lost by it.

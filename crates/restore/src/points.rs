@@ -9,21 +9,31 @@
 //! whole, but a commit old; so the newest roots of the trees themselves are looked for, and taken
 //! where they are certain to be roots.
 
+use crate::error::{Error, Result};
 use crate::reader::{Reader, Want};
-use crate::restore::When;
-use crate::salvage::LiveSource;
+use crate::salvage::{LiveSource, Salvage};
 use crate::scan::{Found, Scan};
-use crate::tree::{Gap, RootPointer, Tree};
-use crate::{Error, Result};
+use crate::tree::{Gap, RootPointer, StandIn, Tree};
 use larder_format::items::{InodeItem, RootFlags, RootItem, RootRef};
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Most ancestors of a snapshot whose leaves it may share.
 const ANCESTORS: usize = 64;
+
+/// Which moment to restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// The last one that can be read.
+    Newest,
+    /// So many points before the last.
+    Older(usize),
+    /// The commit of this generation.
+    Generation(Generation),
+}
 
 /// Where a point is known from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,15 +253,11 @@ impl Trees {
     /// than `newest`, or not whole, newer roots of its trees are looked for, too.
     #[must_use]
     pub fn open(reader: &Reader<'_>, point: Point, newest: Generation, salvage: bool) -> Self {
-        let owners =
-            if salvage { vec![(ObjectId::ROOT_TREE, point.generation)] } else { Vec::new() };
-        let root_tree = Tree {
-            id: ObjectId::ROOT_TREE,
-            root: point.root,
-            owners,
-            live: None,
-            pieces: Mutex::default(),
-        };
+        let id = ObjectId::ROOT_TREE;
+        let stand_in = salvage.then(|| -> Arc<dyn StandIn> {
+            Arc::new(Salvage { tree: id, owners: vec![(id, point.generation)], live: None })
+        });
+        let root_tree = Tree::mended(id, point.root, stand_in);
         let mut items: BTreeMap<TreeId, RootItem> = BTreeMap::new();
         let mut hangs: BTreeMap<TreeId, (TreeId, u64, Vec<u8>)> = BTreeMap::new();
         let gaps = root_tree.walk(reader, Key::MIN, Key::MAX, &mut |item| {
@@ -400,24 +406,26 @@ impl Trees {
     }
 
     fn with_root(&self, id: TreeId, root: Option<RootPointer>, newest: Generation) -> Tree {
-        let mut owners = Vec::new();
-        if self.salvage {
-            owners.push((id, newest));
-            // A snapshot shares leaves with what it was made from, as they were then.
-            let mut at = self.subvolumes.get(&id);
-            while let Some(s) = at.filter(|s| s.snapshot && owners.len() < ANCESTORS) {
-                let above =
-                    self.subvolumes.values().find(|p| p.uuid == s.parent_uuid && p.uuid != [0; 16]);
-                if let Some(p) = above.filter(|p| owners.iter().all(|(o, _)| *o != p.id)) {
-                    owners.push((p.id, s.made.min(newest)));
-                    at = Some(p);
-                } else {
-                    break;
-                }
-            }
+        let stand_in = self.salvage.then(|| -> Arc<dyn StandIn> {
+            let owners = self.owners_of_leaves(id, newest);
+            Arc::new(Salvage { tree: id, owners, live: self.live.clone() })
+        });
+        Tree::mended(id, root, stand_in)
+    }
+
+    /// Trees whose leaves may be a tree's, and up to which generation: a snapshot shares leaves
+    /// with the subvolume that it was made from, as they were then.
+    fn owners_of_leaves(&self, id: TreeId, newest: Generation) -> Vec<(TreeId, Generation)> {
+        let mut owners = vec![(id, newest)];
+        let mut at = self.subvolumes.get(&id);
+        while let Some(s) = at.filter(|s| s.snapshot && owners.len() < ANCESTORS) {
+            let above =
+                self.subvolumes.values().find(|p| p.uuid == s.parent_uuid && p.uuid != [0; 16]);
+            let Some(p) = above.filter(|p| owners.iter().all(|(o, _)| *o != p.id)) else { break };
+            owners.push((p.id, s.made.min(newest)));
+            at = Some(p);
         }
-        let live = self.live.clone().filter(|_| self.salvage);
-        Tree { id, root, owners, live, pieces: Mutex::default() }
+        owners
     }
 }
 

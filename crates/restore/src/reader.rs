@@ -2,18 +2,18 @@
 //!
 //! The decision hidden here is when a node is good enough. In order of preference: it passes every
 //! rule; its checksum says that it is what was written, though some item breaks a rule (each item
-//! is judged again by who uses it); it passes every rule but for its checksum, which happens when a
-//! bit of a name or number has rotted. The last is reported as a loss, for something in it is not
+//! is judged again where it is used); it passes every rule but for its checksum, which happens when
+//! a bit of a name or number has rotted. The last is reported as a loss, for something in it is not
 //! what was written. Whatever is taken has the address, level and generation that were asked for,
 //! and keys in order between those of its neighbours, so that no walk can run in circles.
 //!
 //! Places are the copies that the chunk map gives, then those that a scan of the device found. The
 //! scan is made when it is first needed.
 
-use crate::chunks;
+use crate::error::Result;
+use crate::observer::{Loss, Observer};
 use crate::scan::{Found, Looks, Scan};
 use crate::supers;
-use crate::{Loss, Observer, Result};
 use larder_format::check::{Expect, check_node};
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, Logical, MAX_LEVEL, ObjectId, Superblock, TreeId};
@@ -38,7 +38,7 @@ pub struct Options {
 #[error("{0}")]
 pub struct NodeError(pub String);
 
-/// A node that somebody points to.
+/// A node that is pointed to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub(crate) tree: TreeId,
@@ -87,11 +87,11 @@ enum Judgement {
 }
 
 impl<'o> Reader<'o> {
-    /// Chooses a superblock and finds out where addresses lie, by whatever means are left.
+    /// Chooses a superblock. Where addresses lie is not known yet.
     ///
     /// # Errors
     /// [`crate::Error::NoSuperblock`]; nothing else stops it.
-    pub fn open(
+    pub(crate) fn without_chunks(
         device: Arc<dyn Device>,
         options: Options,
         observer: &'o dyn Observer,
@@ -100,7 +100,7 @@ impl<'o> Reader<'o> {
         let chosen = supers::choose(&*device, options.super_copy, observer)?;
         let volume = Volume::new(vec![(chosen.superblock.device_id(), device.clone())])?;
         let nodes = CACHE / chosen.superblock.nodesize() as usize;
-        let reader = Self {
+        Ok(Self {
             volume,
             device,
             superblock: chosen.superblock,
@@ -111,13 +111,13 @@ impl<'o> Reader<'o> {
             cache: quick_cache::sync::Cache::new(nodes),
             told: Mutex::default(),
             observer,
-        };
-        let found = chunks::load(&reader);
-        if let Some(found) = found {
-            let home = found.keep_at_home(reader.volume.map(), reader.superblock.device_id());
-            let _ = reader.scan.set(home);
-        }
-        Ok(reader)
+        })
+    }
+
+    /// Takes a scan that was made before chunks were known.
+    pub(crate) fn keep_scan(&self, found: Scan) {
+        let home = found.keep_at_home(self.volume.map(), self.superblock.device_id());
+        let _ = self.scan.set(home);
     }
 
     /// The superblock everything starts from.
@@ -159,8 +159,8 @@ impl<'o> Reader<'o> {
             return self.scan.get();
         }
         Some(self.scan.get_or_init(|| {
-            let home = self.scan_everything();
-            home.keep_at_home(self.volume.map(), self.superblock.device_id())
+            let found = self.scan_everything();
+            found.keep_at_home(self.volume.map(), self.superblock.device_id())
         }))
     }
 
@@ -218,7 +218,7 @@ impl<'o> Reader<'o> {
         })
     }
 
-    /// The node that somebody points to.
+    /// The node that is pointed to.
     pub(crate) fn node(&self, want: &Want) -> std::result::Result<Bytes, NodeError> {
         if let Some(generation) = want.generation
             && let Some(bytes) = self.cache.get(&(want.at.0, generation.0))

@@ -9,36 +9,26 @@
 //! an inode's `nbytes` says how much its extents must add up to, a directory's size how long its
 //! names are. These are held against what was found wherever part of the tree could not be read.
 
-use crate::data::{Data, PIECE, Verdict};
+use crate::data::{Data, DataVerdict, PIECE};
 use crate::dest::{Dest, Xattr};
+use crate::error::{Error, Result};
 use crate::names::{Collector, LOST_AND_FOUND, Names, TOP};
-use crate::points::{self, Point, Trees};
+use crate::observer::{Entry, Loss, Step};
+use crate::points::{self, Point, Trees, When};
 use crate::reader::Reader;
 use crate::tree::{Gap, Item, Tree};
-use crate::{Entry, Error, Loss, Result, Step};
 use larder_format::items::inode::{S_IFDIR, S_IFREG};
 use larder_format::items::{
     Compression, DirEntries, ExtentKind, ExtentRecord, FileExtent, FileType, InlineExtent,
     InodeFlags, InodeItem,
 };
-use larder_format::{Generation, Key, KeyType, MAX_COMPRESSED_EXTENT, ObjectId, TreeId};
+use larder_format::{Key, KeyType, MAX_COMPRESSED_EXTENT, ObjectId, TreeId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-
-/// Which moment to restore.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// The last one that can be read.
-    Newest,
-    /// So many points before the last.
-    Older(usize),
-    /// The commit of this generation.
-    Generation(Generation),
-}
 
 /// Where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -235,7 +225,7 @@ impl<'a, 'o> Job<'a, 'o> {
             collector.item(&item);
             if collector.len() >= told + 1000 {
                 told = collector.len();
-                observer.progress(Step::Names, told as u64, 0);
+                observer.progress(Step::Names, told as u64, None);
             }
             if observer.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -347,7 +337,7 @@ struct Current {
     nbytes: u64,
     /// End of the last extent.
     end: u64,
-    verdict: Verdict,
+    verdict: DataVerdict,
     /// What went wrong, beyond sectors.
     errors: Vec<String>,
     stale: bool,
@@ -483,7 +473,7 @@ impl Writer<'_, '_, '_> {
         if !self.gaps.is_empty() {
             self.seen.insert(ino);
         }
-        // Deleted while it was open: nobody misses it.
+        // Deleted while it was open: it is not missed.
         if item.is_some_and(|i| i.nlink.get() == 0)
             || known.is_none_or(|k| !k.has_item && k.names.is_empty())
         {
@@ -514,7 +504,7 @@ impl Writer<'_, '_, '_> {
             target: None,
             nbytes: 0,
             end: 0,
-            verdict: Verdict::default(),
+            verdict: DataVerdict::default(),
             errors: Vec::new(),
             stale: false,
         });
@@ -612,7 +602,7 @@ impl Writer<'_, '_, '_> {
                     at + len - 1
                 );
                 self.error(why);
-                self.judge(Verdict { unreadable: len - done, ..Verdict::default() });
+                self.judge(DataVerdict { unreadable: len - done, ..DataVerdict::default() });
                 break;
             }
             let verdict = self.data.read(from, &mut buf, !nodatasum);
@@ -625,7 +615,7 @@ impl Writer<'_, '_, '_> {
         Ok(())
     }
 
-    fn judge(&mut self, verdict: Verdict) {
+    fn judge(&mut self, verdict: DataVerdict) {
         self.job.report.unverified_bytes += verdict.unverified;
         if let Some(c) = &mut self.current {
             c.verdict.add(verdict);
@@ -637,7 +627,8 @@ impl Writer<'_, '_, '_> {
         let observer = self.job.reader.observer();
         self.done += 1;
         if self.done.is_multiple_of(256) {
-            observer.progress(Step::Files, self.done, self.names.inodes.len() as u64);
+            let all = self.names.inodes.len() as u64;
+            observer.progress(Step::Files, self.done, Some(all));
         }
         if self.current.is_none() {
             return Ok(());

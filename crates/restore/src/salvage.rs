@@ -20,22 +20,23 @@
 
 use crate::reader::Reader;
 use crate::scan::{Found, Scan};
-use crate::tree::{Filling, Tree};
+use crate::tree::{Filling, Missing, Piece, StandIn, Tree};
 use larder_format::items::{ExtentItem, ExtentRef};
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-/// A found node, and which of the keys below it count.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
-    pub(crate) node: Found,
-    pub(crate) low: Key,
-    pub(crate) high: Key,
-    pub(crate) stale: bool,
+/// What stands in for missing nodes of one tree.
+#[derive(Debug)]
+pub(crate) struct Salvage {
+    pub(crate) tree: TreeId,
+    /// Trees whose leaves may stand in for missing ones, and up to which generation.
+    pub(crate) owners: Vec<(TreeId, Generation)>,
+    /// Which nodes are in use, if that is known.
+    pub(crate) live: Option<Arc<LiveSource>>,
 }
 
 /// The extent tree, read when it is first needed.
@@ -155,82 +156,96 @@ impl Live {
     }
 }
 
-/// A node that cannot be read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Missing {
-    pub(crate) at: Logical,
-    /// Its level, where that is known.
-    pub(crate) level: Option<u8>,
-    pub(crate) low: Key,
-    pub(crate) high: Key,
-    /// What lies below it is not newer.
-    pub(crate) newest: Generation,
+impl StandIn for Salvage {
+    fn fill(&self, reader: &Reader<'_>, missing: &Missing) -> Filling {
+        let Some(scan) = reader.scan() else { return Filling::default() };
+        let mut cover = Cover::new(missing.low, missing.high);
+        let live = self.live.as_ref().and_then(|l| l.get(reader));
+        let mut complete = false;
+        if let (Some(live), Some(level)) = (live, missing.level.and_then(|l| l.checked_sub(1))) {
+            self.add_children(reader, scan, live, missing, level, &mut cover);
+            complete = !live.lacks(missing, self.tree, level);
+        }
+        if !complete {
+            self.add_leaves(reader, scan, live, missing, &mut cover);
+        }
+        Filling { pieces: cover.pieces(), complete }
+    }
 }
 
-/// What stands in for a missing node.
-pub(crate) fn fill(reader: &Reader<'_>, tree: &Tree, missing: &Missing) -> Filling {
-    let Some(scan) = reader.scan() else { return Filling::default() };
-    let mut cover = Cover::new(missing.low, missing.high);
-    let live = tree.live.as_ref().and_then(|l| l.get(reader));
-    let mut complete = false;
-    if let (Some(live), Some(level)) = (live, missing.level.and_then(|l| l.checked_sub(1))) {
-        // The very children of the missing node, whatever their level; then those that may be.
-        let children = candidates(scan, tree, missing, level);
+impl Salvage {
+    /// Takes the very children of the missing node, whatever their level; then those that may be.
+    fn add_children(
+        &self,
+        reader: &Reader<'_>,
+        scan: &Scan,
+        live: &Live,
+        missing: &Missing,
+        level: u8,
+        cover: &mut Cover,
+    ) {
+        let children = self.candidates(scan, missing, level);
         let mine = |f: &&Found| {
             live.get(f)
-                .is_some_and(|n| n.trees.contains(&tree.id) || n.parents.contains(&missing.at))
+                .is_some_and(|n| n.trees.contains(&self.tree) || n.parents.contains(&missing.at))
         };
         let perhaps = |f: &&Found| {
-            f.owner != tree.id
+            f.owner != self.tree
                 && live.get(f).is_some_and(|n| {
-                    n.trees.iter().any(|t| tree.owners.iter().any(|(o, _)| o == t))
+                    n.trees.iter().any(|t| self.owners.iter().any(|(o, _)| o == t))
                 })
         };
         for child in children.iter().filter(mine).chain(children.iter().filter(perhaps)) {
             cover.add(child, last_below(reader, scan, child), false);
         }
-        complete = !live.lacks(missing, tree.id, level);
     }
-    if complete {
-        return Filling { pieces: cover.pieces(), complete };
-    }
-    let leaves = candidates(scan, tree, missing, 0);
-    let below = missing.level != Some(0);
-    match live {
-        Some(live) => {
-            let mine =
-                |f: &&Found| below && live.get(f).is_some_and(|n| n.trees.contains(&tree.id));
-            for leaf in leaves.iter().filter(mine) {
-                cover.add(leaf, leaf.last, false);
+
+    /// Takes leaves, where it is not known that the children were all.
+    fn add_leaves(
+        &self,
+        reader: &Reader<'_>,
+        scan: &Scan,
+        live: Option<&Live>,
+        missing: &Missing,
+        cover: &mut Cover,
+    ) {
+        let leaves = self.candidates(scan, missing, 0);
+        let below = missing.level != Some(0);
+        match live {
+            Some(live) => {
+                let mine =
+                    |f: &&Found| below && live.get(f).is_some_and(|n| n.trees.contains(&self.tree));
+                for leaf in leaves.iter().filter(mine) {
+                    cover.add(leaf, leaf.last, false);
+                }
+                for leaf in leaves.iter().filter(|f| !mine(f)) {
+                    cover.add(leaf, leaf.last, true);
+                }
             }
-            for leaf in leaves.iter().filter(|f| !mine(f)) {
-                cover.add(leaf, leaf.last, true);
-            }
-        }
-        None => {
-            let authorities = Authorities::new(reader, &candidates(scan, tree, missing, 1));
-            let mut begun = BTreeSet::new();
-            for leaf in leaves.iter().filter(|f| !below || authorities.allow(f)) {
-                if begun.insert(leaf.first) {
-                    // What stands in for a leaf that is gone is an older one.
-                    cover.add(leaf, leaf.last, !below);
+            None => {
+                let authorities = Authorities::new(reader, &self.candidates(scan, missing, 1));
+                let mut begun = BTreeSet::new();
+                for leaf in leaves.iter().filter(|f| !below || authorities.allow(f)) {
+                    if begun.insert(leaf.first) {
+                        // What stands in for a leaf that is gone is an older one.
+                        cover.add(leaf, leaf.last, !below);
+                    }
                 }
             }
         }
     }
-    Filling { pieces: cover.pieces(), complete }
-}
 
-/// Found nodes of a level that may lie below the missing node, newest first.
-fn candidates(scan: &Scan, tree: &Tree, missing: &Missing, level: u8) -> Vec<Found> {
-    let mut all: Vec<Found> = Vec::new();
-    for (owner, most) in &tree.owners {
-        let fresh = |f: &&Found| f.generation <= missing.newest.min(*most);
-        all.extend(scan.between(*owner, level, missing.low, missing.high).filter(fresh));
+    /// Found nodes of a level that may lie below the missing node, newest first.
+    fn candidates(&self, scan: &Scan, missing: &Missing, level: u8) -> Vec<Found> {
+        let mut all: Vec<Found> = Vec::new();
+        for (owner, most) in &self.owners {
+            let fresh = |f: &&Found| f.generation <= missing.newest.min(*most);
+            all.extend(scan.between(*owner, level, missing.low, missing.high).filter(fresh));
+        }
+        // Of one generation the one written last lies behind the others, as a rule.
+        all.sort_by_key(|f| std::cmp::Reverse((f.generation, f.at)));
+        all
     }
-    // Of one generation the one written last lies behind the others, as a rule.
-    all.sort_by_key(|f| std::cmp::Reverse((f.generation, f.at)));
-    all
 }
 
 /// The last key below a node, as far as the way there was found.
@@ -302,7 +317,7 @@ impl Cover {
 }
 
 /// Last key pointed to, generation, and the leaves pointed to.
-type Above = (Key, Generation, BTreeSet<(u64, u64)>);
+type Above = (Key, Generation, BTreeSet<(Logical, Generation)>);
 
 /// Interior nodes just above leaves, the newest for each key.
 struct Authorities {
@@ -322,9 +337,10 @@ impl Authorities {
             }
             if let Some(bytes) = reader.found(f) {
                 let pointers = NodeView(&bytes).pointers();
-                let leaves =
-                    pointers.iter().map(|p| (p.blockptr.get(), p.generation.get())).collect();
-                nodes.insert(f.first, (f.last, f.generation, leaves));
+                let leaves = pointers
+                    .iter()
+                    .map(|p| (Logical(p.blockptr.get()), Generation(p.generation.get())));
+                nodes.insert(f.first, (f.last, f.generation, leaves.collect()));
             }
         }
         Self { nodes }
@@ -335,7 +351,7 @@ impl Authorities {
         let above = self.nodes.range(..=leaf.first).next_back().map(|(_, n)| n);
         let above = above
             .filter(|(last, generation, _)| *last >= leaf.first && *generation >= leaf.generation);
-        above.is_none_or(|(_, _, leaves)| leaves.contains(&(leaf.at.0, leaf.generation.0)))
+        above.is_none_or(|(_, _, leaves)| leaves.contains(&(leaf.at, leaf.generation)))
     }
 }
 
@@ -343,19 +359,20 @@ impl Authorities {
 mod tests {
     use super::*;
     use larder_format::Physical;
+    use std::ops::RangeInclusive;
 
     fn key(n: u64) -> Key {
         Key::new(n, KeyType::INODE_ITEM, 0)
     }
 
-    fn leaf(generation: u64, first: u64, last: u64) -> Found {
+    fn leaf(generation: u64, inodes: RangeInclusive<u64>) -> Found {
         Found {
             physical: Physical(0),
-            at: Logical(generation << 20 | first),
+            at: Logical(generation << 20 | inodes.start()),
             generation: Generation(generation),
             owner: ObjectId::FS_TREE,
-            first: key(first),
-            last: key(last),
+            first: key(*inodes.start()),
+            last: key(*inodes.end()),
             level: 0,
         }
     }
@@ -363,7 +380,7 @@ mod tests {
     #[test]
     fn newer_leaves_leave_to_older_ones_what_they_do_not_cover() {
         let mut cover = Cover::new(key(5), key(90));
-        for l in [leaf(9, 20, 30), leaf(8, 25, 50), leaf(7, 1, 100), leaf(6, 22, 24)] {
+        for l in [leaf(9, 20..=30), leaf(8, 25..=50), leaf(7, 1..=100), leaf(6, 22..=24)] {
             cover.add(&l, l.last, false);
         }
         let got: Vec<(u64, u64, u64)> = cover

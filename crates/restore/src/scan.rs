@@ -1,15 +1,14 @@
 //! Finding nodes when nothing leads to them: every block of the device is looked at.
 //!
 //! A node says itself which file system, tree, address and generation it belongs to, and carries a
-//! checksum. That is enough to find all there ever were and nobody has overwritten. It is *not*
-//! enough to believe them: file data can hold a copy of a node, put there by somebody who wishes it
-//! found. [`Scan::keep_at_home`] therefore drops, once chunks are known, what lies where it says it
-//! does not belong.
+//! checksum. That is enough to find all that were not overwritten. It is *not* enough to believe
+//! them: file data can hold a copy of a node, put there to be found. Once chunks are known,
+//! [`Scan::keep_at_home`] therefore drops what lies elsewhere than its address says.
 //!
 //! Nodes lie on sector boundaries. Windows of the device are read by several threads; memory is
 //! about 100 bytes for each node found.
 
-use crate::{Observer, Step};
+use crate::observer::{Observer, Step};
 use larder_format::node::NodeView;
 use larder_format::{
     CsumType, DeviceId, Generation, Key, Logical, MAX_LEVEL, Physical, SECTOR_SIZE, TreeId,
@@ -80,7 +79,7 @@ impl Scan {
                             window(device, at, looks, &mut buf, &mut found);
                         }
                         let n = done.fetch_add(WINDOW, Ordering::Relaxed) + WINDOW;
-                        observer.progress(Step::Scan, n.min(size), size);
+                        observer.progress(Step::Scan, n.min(size), Some(size));
                     }
                     all.lock()
                         .unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -1,10 +1,11 @@
 //! Which superblock to start from.
 //!
 //! The first copy counts if it is intact, as for mounting: mirrors may be older by design. When it
-//! is not, the intact copy with the highest generation is the best that there is. People may choose
-//! another.
+//! is not, the intact copy with the highest generation is the best that there is. The caller may
+//! choose another.
 
-use crate::{Error, Observer, Result};
+use crate::error::{Error, Result};
+use crate::observer::Observer;
 use larder_format::{Superblock, Support};
 use larder_volume::{Device, VolumeError, read_all_superblocks, read_superblock};
 

@@ -1,17 +1,18 @@
 //! Every item of a range of keys, in order, with what was found put where nodes are missing.
 //!
-//! A walk goes down from a root. Where a node cannot be had, leaves that a scan found take its
-//! place (`salvage`), and the range is remembered as a [`Gap`], with how well it was filled. Users
-//! see items, not nodes; whether an item comes from where it should is a flag of the item.
+//! A walk goes down from a root. Where a node cannot be had, nodes that a scan found take its place
+//! ([`StandIn`]), and the range is remembered as a [`Gap`], with how well it was filled. Users see
+//! items, not nodes; whether an item comes from where it should is a flag of the item.
 //!
 //! The range of keys of a child is cut by its neighbours', and a node with keys outside its range
 //! is not believed: therefore no node is visited twice, whatever pointers say.
 
 use crate::reader::{Bytes, NodeError, Reader, Want};
-use crate::salvage::{self, LiveSource, Missing, Piece};
+use crate::scan::Found;
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, Logical, TreeId};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,11 +34,37 @@ pub struct Tree {
     pub id: TreeId,
     /// Its root, where it is known.
     pub root: Option<RootPointer>,
-    /// Whose leaves may stand in for missing ones, up to which generation; empty: nobody's.
-    pub(crate) owners: Vec<(TreeId, Generation)>,
-    /// Which nodes are in use, if that is known.
-    pub(crate) live: Option<Arc<LiveSource>>,
-    pub(crate) pieces: Mutex<BTreeMap<(Key, Key), Arc<Filling>>>,
+    /// Finds what stands in for missing nodes; without it nothing does.
+    stand_in: Option<Arc<dyn StandIn>>,
+    /// What it found, by range.
+    fillings: Mutex<BTreeMap<(Key, Key), Arc<Filling>>>,
+}
+
+/// Finds what stands in for missing nodes of a tree.
+pub(crate) trait StandIn: Send + Sync + fmt::Debug {
+    /// What there is of it.
+    fn fill(&self, reader: &Reader<'_>, missing: &Missing) -> Filling;
+}
+
+/// A node that cannot be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Missing {
+    pub(crate) at: Logical,
+    /// Its level, where that is known.
+    pub(crate) level: Option<u8>,
+    pub(crate) low: Key,
+    pub(crate) high: Key,
+    /// What lies below it is not newer.
+    pub(crate) newest: Generation,
+}
+
+/// A found node, and which of the keys below it count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) node: Found,
+    pub(crate) low: Key,
+    pub(crate) high: Key,
+    pub(crate) stale: bool,
 }
 
 /// What was found for a missing range.
@@ -95,7 +122,16 @@ impl Tree {
     /// A tree of which nothing but the root is known: nothing stands in for missing nodes.
     #[must_use]
     pub fn plain(id: TreeId, root: RootPointer) -> Self {
-        Self { id, root: Some(root), owners: Vec::new(), live: None, pieces: Mutex::default() }
+        Self { id, root: Some(root), stand_in: None, fillings: Mutex::default() }
+    }
+
+    /// A tree whose missing nodes are replaced by what `stand_in` finds, if there is one.
+    pub(crate) fn mended(
+        id: TreeId,
+        root: Option<RootPointer>,
+        stand_in: Option<Arc<dyn StandIn>>,
+    ) -> Self {
+        Self { id, root, stand_in, fillings: Mutex::default() }
     }
 
     /// Calls `each` with the items from `low` to `high`, both included, until it says to stop.
@@ -220,18 +256,16 @@ impl Tree {
     }
 
     fn can_salvage(&self) -> bool {
-        !self.owners.is_empty()
+        self.stand_in.is_some()
     }
 
     fn filling(&self, reader: &Reader<'_>, missing: &Missing) -> Arc<Filling> {
-        if !self.can_salvage() {
-            return Arc::default();
-        }
-        let mut known = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(stand_in) = &self.stand_in else { return Arc::default() };
+        let mut known = self.fillings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(f) = known.get(&(missing.low, missing.high)) {
             return f.clone();
         }
-        let filling = Arc::new(salvage::fill(reader, self, missing));
+        let filling = Arc::new(stand_in.fill(reader, missing));
         known.insert((missing.low, missing.high), filling.clone());
         filling
     }

@@ -80,7 +80,7 @@ fn run(image: &Path, request: &Request) -> (larder_restore::Result<Report>, Ears
 }
 
 /// An image and what is in it. The file has no name any more: samples are kept in statics, which
-/// nobody drops.
+/// are never dropped.
 struct Sample {
     _file: std::fs::File,
     image: PathBuf,

@@ -66,8 +66,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Bytes that were read will not be wanted from here again, so that no memory need keep them. A
-    /// hint; never waits.
+    /// These bytes were read and will not be wanted from here again: they need not stay in memory.
+    /// A hint; never waits.
     fn passed(&self, at: Physical, len: u64) {
         let _ = (at, len);
     }
@@ -91,9 +91,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Writes several ranges that do not touch each other, on their way together where the device
-    /// can do that: in any order, each with an end of its own. The call returns when all have
-    /// ended; for each it says how.
+    /// Writes several ranges that do not touch each other: in flight together where the device can
+    /// do that, in any order. The call returns when all have ended, with a result for each.
     fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
         writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect()
     }

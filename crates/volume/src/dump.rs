@@ -3,9 +3,9 @@
 //! `btrfs-image` restores a dump in one of two forms. In the newer one addresses lead through
 //! chunks, as in any image. In the older one every node lies at its logical address, whatever the
 //! chunk tree says, and one system chunk in the superblock maps everything to itself. The decision
-//! hidden here is that nobody above has to know: [`unflattened`] gives a device on which each node
-//! lies where the chunk tree says, in every copy, and whose superblock lists the system chunks of
-//! that tree.
+//! hidden here is that the layers above need not know: [`unflattened`] gives a device on which each
+//! node lies where the chunk tree says, in every copy, and whose superblock lists the system chunks
+//! of that tree.
 //!
 //! What the dump does not have reads as zeros: data, and the superblock's copies. Such a device is
 //! read-only.
@@ -42,7 +42,8 @@ pub fn unflattened(device: Arc<dyn Device>) -> Arc<dyn Device> {
 /// A range of the device, and where the dump has it.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    len: u64,
+    start: u64,
+    end: u64,
     from: Logical,
 }
 
@@ -72,8 +73,9 @@ impl Unflattened {
             for stripe in
                 chunk.stripes.iter().filter(|s| s.devid == sb.device_id() && chunk.length > 0)
             {
-                runs.entry(stripe.offset.0)
-                    .or_insert(Run { len: chunk.length, from: Logical(key.offset) });
+                let start = stripe.offset.0;
+                let end = start.saturating_add(chunk.length);
+                runs.entry(start).or_insert(Run { start, end, from: Logical(key.offset) });
             }
         }
         let total = sb.dev_item.total_bytes.get();
@@ -82,11 +84,11 @@ impl Unflattened {
         Self { dump, size, superblock, runs }
     }
 
-    /// The run that a place lies in or that comes next: where it begins, and where it ends.
-    fn run_at(&self, at: u64) -> Option<(u64, u64, Run)> {
-        let ended = |(start, run): (&u64, &Run)| (*start, start.saturating_add(run.len), *run);
-        let here = self.runs.range(..=at).next_back().map(ended).filter(|(_, end, _)| at < *end);
-        here.or_else(|| self.runs.range(at..).next().map(ended))
+    /// The run that a place lies in or that comes next.
+    fn run_at(&self, at: u64) -> Option<Run> {
+        let before = self.runs.range(..=at).next_back().map(|(_, run)| *run);
+        let here = before.filter(|run| at < run.end);
+        here.or_else(|| self.runs.range(at..).next().map(|(_, run)| *run))
     }
 
     /// Reads what lies in one run, as far as the dump goes; the rest of the buffer is zeros
@@ -114,13 +116,12 @@ impl Device for Unflattened {
         buf.fill(0);
         let mut here = at.0;
         while here < end
-            && let Some((start, run_end, run)) =
-                self.run_at(here).filter(|(start, ..)| *start < end)
+            && let Some(run) = self.run_at(here).filter(|run| run.start < end)
         {
-            let (from, to) = (here.max(start), run_end.min(end));
+            let (from, to) = (here.max(run.start), run.end.min(end));
             #[allow(clippy::cast_possible_truncation)]
             let piece = &mut buf[(from - at.0) as usize..(to - at.0) as usize];
-            self.read_run(run.from.plus(from - start), piece)?;
+            self.read_run(run.from.plus(from - run.start), piece)?;
             here = to;
         }
         let first = SUPER_OFFSETS[0].0;
@@ -146,19 +147,19 @@ impl Device for Unflattened {
     }
     fn data_from(&self, at: Physical) -> Physical {
         let mut here = at.0;
-        while let Some((start, end, run)) = self.run_at(here) {
-            let within = here.max(start);
-            let from = run.from.plus(within - start);
+        while let Some(run) = self.run_at(here) {
+            let within = here.max(run.start);
+            let from = run.from.plus(within - run.start);
             let data = if from.0 < self.dump.size() {
                 self.dump.data_from(Physical(from.0)).0
             } else {
                 u64::MAX
             };
             let data = within.saturating_add(data.saturating_sub(from.0));
-            if data < end {
+            if data < run.end {
                 return Physical(data);
             }
-            here = end;
+            here = run.end;
         }
         Physical(here.max(self.size))
     }

@@ -6,7 +6,7 @@ use std::io;
 /// Result of the volume layer.
 pub type VolumeResult<T> = Result<T, VolumeError>;
 
-/// Of which bytes, where it is about some.
+/// The bytes that an error is about; nothing if it is about none.
 fn range(at: Physical, len: u64) -> String {
     if len == 0 { String::new() } else { format!(" of {len} bytes at {at}") }
 }
@@ -53,12 +53,12 @@ pub enum VolumeError {
         /// The feature, and what can still be done.
         what: String,
     },
-    /// Somebody else is using the device.
+    /// The device is in use.
     #[error("{device} is in use: {by}")]
     Busy {
         /// Name of the device.
         device: String,
-        /// By whom, as far as it can be told.
+        /// What uses it, as far as can be told.
         by: String,
     },
 }

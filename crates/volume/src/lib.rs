@@ -3,22 +3,33 @@
 //! This crate hides where bytes lie. Above it there are only [`larder_format::Logical`] addresses;
 //! below it are [`Device`]s: files, block devices, or the simulated ones of the tests. It knows
 //! which copies of a block exist (DUP) and how to pick another one when the first is damaged, where
-//! superblocks lie and in which order they are written. It knows nothing of trees.
+//! superblocks lie and in which order they are written. It knows nothing of trees. A module uses
+//! only those above it:
+//!
+//! | module | decision it hides |
+//! |---|---|
+//! | `error` | what can go wrong between a logical address and its bytes |
+//! | [`device`] | the contract of what keeps the bytes |
+//! | `lock` | how it is found out that an image is in use, and made known |
+//! | [`file`](mod@file) | how the operating system is asked for transfers |
+//! | `map` | which bytes of which device stand behind a logical address |
+//! | [`superblock`] | which copies of the superblock exist, and which one counts |
+//! | `volume` | transfers to and from all copies |
+//! | `dump` | that some metadata dumps have nodes elsewhere than chunks say |
 
 pub mod device;
-pub mod dump;
-pub mod error;
+mod dump;
+mod error;
 pub mod file;
-pub mod lock;
-pub mod map;
+mod lock;
+mod map;
 pub mod superblock;
-pub mod volume;
+mod volume;
 
 pub use device::Device;
 pub use dump::unflattened;
 pub use error::{VolumeError, VolumeResult};
 pub use file::{Caching, FileDevice, OpenMode};
-pub use lock::ImageLock;
 pub use map::{ChunkMap, Located, MappedChunk, Stripe, Stripes};
 pub use superblock::{SuperCopies, SuperCopy, read_all_superblocks, read_superblock};
 pub use volume::{DeviceStats, Volume};

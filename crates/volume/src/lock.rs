@@ -1,4 +1,4 @@
-//! Is somebody else using this image? And a lock, so that the next one can tell.
+//! Is this image in use? And a lock by which the next program can tell that it is.
 //!
 //! Two writers on one file system destroy it, and the ways in which an image can be in use do not
 //! know of each other. This module looks for all of them:
@@ -17,16 +17,24 @@
 //! moment later); the lock is what is relied upon between Larders.
 
 use crate::error::{VolumeError, VolumeResult};
-use crate::file::OpenMode;
 use std::fs::File;
 use std::path::Path;
+
+/// What an image is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Only read. Others may read at the same time.
+    Read,
+    /// Read and write. No other program may use the image meanwhile.
+    Write,
+}
 
 /// A lock on an open image. Given back when dropped.
 ///
 /// It belongs to the open file, which a forked child shares: dropping it in either gives it up for
 /// both. A program that goes into the background does so before it opens its image.
 #[derive(Debug)]
-pub struct ImageLock {
+pub(crate) struct ImageLock {
     file: File,
 }
 
@@ -41,7 +49,7 @@ impl Drop for ImageLock {
 /// Locks `file`, which was opened by `path`, and looks for other users.
 ///
 /// # Errors
-/// [`VolumeError::Busy`] names who is using it.
+/// [`VolumeError::Busy`] names its user.
 pub(crate) fn acquire(file: &File, path: &Path, mode: OpenMode) -> VolumeResult<ImageLock> {
     let own = file.try_clone().map_err(|source| VolumeError::Io {
         device: path.display().to_string(),
@@ -156,7 +164,7 @@ mod os {
         }
     }
 
-    /// Who uses the block device `rdev`, if anybody.
+    /// What uses the block device `rdev`, if anything does.
     fn block_device_user(path: &Path, rdev: u64) -> Option<String> {
         if let Some(at) = mounted_at(rdev) {
             return Some(format!("the kernel has it mounted on {}", at.display()));
@@ -166,14 +174,14 @@ mod os {
         is_claimed(path).then(|| "the kernel or another program holds it exclusively".into())
     }
 
-    /// Does somebody hold the block device exclusively (mounted, swap, device-mapper, md, a
-    /// partition in use)?
+    /// Is the block device held exclusively (mounted, swap, device-mapper, md, a partition in use)?
     fn is_claimed(path: &Path) -> bool {
         let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
         matches!(open, Err(e) if e.raw_os_error() == Some(libc::EBUSY))
     }
 
-    /// Where a block device is mounted, according to this process's mount table.
+    /// Where a block device is mounted, according to this process's mount table. It is parsed here,
+    /// for `procfs` gives up on a table with a path that is not UTF-8.
     fn mounted_at(rdev: u64) -> Option<PathBuf> {
         let table = fs::read("/proc/thread-self/mountinfo").ok()?;
         let number = format!("{}:{}", major(rdev), minor(rdev));
@@ -348,9 +356,9 @@ mod tests {
             Err(VolumeError::Busy { by, .. }) => assert!(by.contains(&dev.0), "{by}"),
             other => panic!("expected Busy, got {other:?}"),
         }
-        // A reader does not mind a loop device that nobody uses.
+        // A reader does not mind a loop device that is not in use.
         FileDevice::open(&path, OpenMode::Read).unwrap();
-        // The loop device itself may be written, until somebody claims it.
+        // The loop device itself may be written, until it is claimed.
         let held = FileDevice::open(&dev.0, OpenMode::Write).unwrap();
         assert!(held.is_block_device());
         assert_eq!(crate::Device::size(&held), 1 << 20);

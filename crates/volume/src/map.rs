@@ -14,7 +14,7 @@
 //! few words that it found.
 
 use crate::error::{VolumeError, VolumeResult};
-use larder_format::items::chunk::Chunk;
+use larder_format::items::chunk::{Chunk, MAX_CHUNK_LENGTH};
 use larder_format::{DeviceId, Logical, Physical, SUPER_OFFSETS};
 use parking_lot::RwLock;
 use smallvec::SmallVec;
@@ -24,8 +24,6 @@ use std::collections::BTreeMap;
 const SECTOR: u64 = 4096;
 /// Bytes at each superblock copy in which no extent may lie.
 const SUPER_RESERVE: u64 = 65536;
-/// Longest chunk that Linux accepts.
-const MAX_CHUNK: u64 = 1 << 48;
 
 /// Type bits of a chunk that name a profile, with their names.
 const PROFILES: [(u64, &str); 8] = [
@@ -144,7 +142,7 @@ impl MappedChunk {
                 self.stripes.len()
             )));
         }
-        if self.length == 0 || self.length >= MAX_CHUNK {
+        if self.length == 0 || self.length >= MAX_CHUNK_LENGTH {
             return Err(corrupt(format!("impossible length {}", self.length)));
         }
         if !self.start.0.is_multiple_of(SECTOR) || !self.length.is_multiple_of(SECTOR) {
@@ -331,20 +329,21 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn single(start: u64, length: u64, at: u64) -> MappedChunk {
-        let stripes = smallvec![Stripe { device: DeviceId(1), at: Physical(at) }];
-        MappedChunk { start: Logical(start), length, kind: 1, stripes }
+    fn single(start: Logical, length: u64, at: Physical) -> MappedChunk {
+        let stripes = smallvec![Stripe { device: DeviceId(1), at }];
+        MappedChunk { start, length, kind: 1, stripes }
     }
-    fn dup(start: u64, length: u64, a: u64, b: u64) -> MappedChunk {
-        let s = |at| Stripe { device: DeviceId(1), at: Physical(at) };
-        MappedChunk { start: Logical(start), length, kind: 4 | DUP, stripes: smallvec![s(a), s(b)] }
+    fn dup(start: Logical, length: u64, copies: [Physical; 2]) -> MappedChunk {
+        let stripes = copies.into_iter().map(|at| Stripe { device: DeviceId(1), at }).collect();
+        MappedChunk { start, length, kind: 4 | DUP, stripes }
     }
 
     #[test]
     fn addresses_map_to_every_copy() {
         let map = ChunkMap::new();
-        map.insert(single(16 * MIB, 8 * MIB, 100 * MIB)).unwrap();
-        map.insert(dup(24 * MIB, 8 * MIB, 200 * MIB, 300 * MIB)).unwrap();
+        map.insert(single(Logical(16 * MIB), 8 * MIB, Physical(100 * MIB))).unwrap();
+        map.insert(dup(Logical(24 * MIB), 8 * MIB, [Physical(200 * MIB), Physical(300 * MIB)]))
+            .unwrap();
         let found = map.lookup(Logical(20 * MIB), 64 * MIB).unwrap();
         assert_eq!(found.len, 4 * MIB, "cut at the end of the chunk");
         assert_eq!(found.stripes[..], [Stripe { device: DeviceId(1), at: Physical(104 * MIB) }]);
@@ -364,33 +363,45 @@ mod tests {
         assert_eq!(map.taken_on(DeviceId(2)).len(), 0);
         assert_eq!(map.remove(Logical(24 * MIB)).unwrap().device_bytes(), 16 * MIB);
         assert!(map.lookup(Logical(24 * MIB), 1).is_err());
-        map.insert(dup(24 * MIB, 8 * MIB, 200 * MIB, 300 * MIB)).unwrap();
+        map.insert(dup(Logical(24 * MIB), 8 * MIB, [Physical(200 * MIB), Physical(300 * MIB)]))
+            .unwrap();
     }
 
     #[test]
     fn impossible_chunks_are_refused() {
         let map = ChunkMap::new();
-        map.insert(dup(16 * MIB, 8 * MIB, 100 * MIB, 200 * MIB)).unwrap();
-        map.insert(dup(16 * MIB, 8 * MIB, 100 * MIB, 200 * MIB)).expect("the same again");
+        map.insert(dup(Logical(16 * MIB), 8 * MIB, [Physical(100 * MIB), Physical(200 * MIB)]))
+            .unwrap();
+        map.insert(dup(Logical(16 * MIB), 8 * MIB, [Physical(100 * MIB), Physical(200 * MIB)]))
+            .expect("the same again");
         let bad = [
-            single(20 * MIB, 8 * MIB, 300 * MIB),
-            single(12 * MIB, 8 * MIB, 300 * MIB),
-            single(0, 64 * MIB, 300 * MIB),
-            single(16 * MIB, 8 * MIB, 100 * MIB),
-            single(32 * MIB, 8 * MIB, 204 * MIB),
-            dup(32 * MIB, 8 * MIB, 300 * MIB, 304 * MIB),
-            dup(32 * MIB, 8 * MIB, 400 * MIB, 96 * MIB),
-            single(32 * MIB, 0, 300 * MIB),
-            single(32 * MIB, 1 << 48, 300 * MIB),
-            single(32 * MIB, 4095, 300 * MIB),
-            single(32 * MIB + 1, 4096, 300 * MIB),
-            single(u64::MAX - 4095, 8192, 300 * MIB),
-            single(32 * MIB, 8192, u64::MAX - 4095),
-            MappedChunk { kind: 0, ..single(32 * MIB, MIB, 300 * MIB) },
-            MappedChunk { kind: 1 | 1 << 40, ..single(32 * MIB, MIB, 300 * MIB) },
-            MappedChunk { kind: 1 | DUP, ..single(32 * MIB, MIB, 300 * MIB) },
-            MappedChunk { kind: 1 | DUP | 0x10, ..single(32 * MIB, MIB, 300 * MIB) },
-            MappedChunk { stripes: smallvec![], ..single(32 * MIB, MIB, 300 * MIB) },
+            single(Logical(20 * MIB), 8 * MIB, Physical(300 * MIB)),
+            single(Logical(12 * MIB), 8 * MIB, Physical(300 * MIB)),
+            single(Logical(0), 64 * MIB, Physical(300 * MIB)),
+            single(Logical(16 * MIB), 8 * MIB, Physical(100 * MIB)),
+            single(Logical(32 * MIB), 8 * MIB, Physical(204 * MIB)),
+            dup(Logical(32 * MIB), 8 * MIB, [Physical(300 * MIB), Physical(304 * MIB)]),
+            dup(Logical(32 * MIB), 8 * MIB, [Physical(400 * MIB), Physical(96 * MIB)]),
+            single(Logical(32 * MIB), 0, Physical(300 * MIB)),
+            single(Logical(32 * MIB), 1 << 48, Physical(300 * MIB)),
+            single(Logical(32 * MIB), 4095, Physical(300 * MIB)),
+            single(Logical(32 * MIB + 1), 4096, Physical(300 * MIB)),
+            single(Logical(u64::MAX - 4095), 8192, Physical(300 * MIB)),
+            single(Logical(32 * MIB), 8192, Physical(u64::MAX - 4095)),
+            MappedChunk { kind: 0, ..single(Logical(32 * MIB), MIB, Physical(300 * MIB)) },
+            MappedChunk {
+                kind: 1 | 1 << 40,
+                ..single(Logical(32 * MIB), MIB, Physical(300 * MIB))
+            },
+            MappedChunk { kind: 1 | DUP, ..single(Logical(32 * MIB), MIB, Physical(300 * MIB)) },
+            MappedChunk {
+                kind: 1 | DUP | 0x10,
+                ..single(Logical(32 * MIB), MIB, Physical(300 * MIB))
+            },
+            MappedChunk {
+                stripes: smallvec![],
+                ..single(Logical(32 * MIB), MIB, Physical(300 * MIB))
+            },
         ];
         for chunk in bad {
             assert!(
@@ -403,13 +414,16 @@ mod tests {
             (1, 2),
             "refused ones leave nothing behind"
         );
-        map.insert(dup(32 * MIB, 8 * MIB, 300 * MIB, 400 * MIB)).unwrap();
+        map.insert(dup(Logical(32 * MIB), 8 * MIB, [Physical(300 * MIB), Physical(400 * MIB)]))
+            .unwrap();
     }
 
     #[test]
     fn profiles_are_refused_by_name() {
         for (bit, name) in PROFILES.into_iter().filter(|(b, _)| *b != DUP) {
-            match ChunkMap::new().insert(MappedChunk { kind: 1 | bit, ..single(MIB, MIB, MIB) }) {
+            match ChunkMap::new()
+                .insert(MappedChunk { kind: 1 | bit, ..single(Logical(MIB), MIB, Physical(MIB)) })
+            {
                 Err(VolumeError::Unsupported { what, .. }) => {
                     assert!(what.contains(&format!("{name} ")), "{what}")
                 }
@@ -420,26 +434,30 @@ mod tests {
 
     #[test]
     fn superblock_copies_are_found_through_every_stripe() {
-        assert!(single(16 * MIB, 8 * MIB, 16 * MIB).superblock_ranges().is_empty());
-        let c = single(16 * MIB, 128 * MIB, 32 * MIB);
+        assert!(
+            single(Logical(16 * MIB), 8 * MIB, Physical(16 * MIB)).superblock_ranges().is_empty()
+        );
+        let c = single(Logical(16 * MIB), 128 * MIB, Physical(32 * MIB));
         assert_eq!(c.superblock_ranges()[..], [(Logical(48 * MIB), 65536)]);
-        let c = dup(16 * MIB, 40 * MIB, 64 * MIB, 30 * MIB);
+        let c = dup(Logical(16 * MIB), 40 * MIB, [Physical(64 * MIB), Physical(30 * MIB)]);
         assert_eq!(
             c.superblock_ranges()[..],
             [(Logical(16 * MIB), 65536), (Logical(50 * MIB), 65536)]
         );
-        let c = single(16 * MIB, 32768, 64 * MIB + 49152);
+        let c = single(Logical(16 * MIB), 32768, Physical(64 * MIB + 49152));
         assert_eq!(c.superblock_ranges()[..], [(Logical(16 * MIB), 16384)]);
     }
 
     proptest! {
         /// Whatever is inserted and removed, the map equals a plain list without overlaps.
         #[test]
-        fn behaves_like_a_list(ops in prop::collection::vec((0u64..32, 1u64..8, 0u64..64, any::<bool>()), 1..60)) {
+        fn behaves_like_a_list(
+            ops in prop::collection::vec((0u64..32, 1u64..8, 0u64..64, any::<bool>()), 1..60),
+        ) {
             let map = ChunkMap::new();
             let mut model: Vec<MappedChunk> = Vec::new();
             for (start, len, at, remove) in ops {
-                let c = single(start * SECTOR, len * SECTOR, at * SECTOR);
+                let c = single(Logical(start * SECTOR), len * SECTOR, Physical(at * SECTOR));
                 if remove {
                     let i = model.iter().position(|m| m.start == c.start);
                     prop_assert_eq!(map.remove(c.start), i.map(|i| model.remove(i)));

@@ -1,12 +1,11 @@
 //! The volume: logical addresses in, transfers on devices out.
 //!
-//! Hides how many copies there are when writing, and lets the reader choose one when reading: only
-//! those above can tell a good copy from a bad one, for they know the checksums. So a read names
-//! its copy, and whoever is not content asks for the next; a good copy can be written over a bad
-//! one with [`Volume::write_one_copy`].
+//! A write goes to all copies, however many there are, and fails when one of them fails: a block
+//! that is missing in one place would be missed only when the other copy has gone, too.
 //!
-//! Writing means *all* copies, and fails when one of them fails: a block that is not where its
-//! chunk says it is would be found missing only when the other copy has gone too.
+//! A read names its copy. The layers above know the checksums, so they alone can tell a good copy
+//! from a bad one; they ask for the next, and [`Volume::write_one_copy`] writes the good one over
+//! the bad one.
 
 use crate::device::{Device, Write};
 use crate::error::{VolumeError, VolumeResult};
@@ -16,37 +15,35 @@ use larder_format::items::chunk::parse_sys_array;
 use larder_format::superblock::Superblock;
 use larder_format::{DeviceId, Logical, Physical};
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What was asked of a device since the volume was opened. Errors count as requests, too.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct DeviceStats {
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub writes: u64,
-    pub written_bytes: u64,
-    pub flushes: u64,
-    pub discards: u64,
-    pub discarded_bytes: u64,
-    pub read_errors: u64,
-    pub write_errors: u64,
-    pub flush_errors: u64,
-}
+/// Counters of a device, and what callers see of them.
+macro_rules! counters {
+    ($($name:ident),* $(,)?) => {
+        /// What was asked of a device since the volume was opened. Errors count as requests, too.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub struct DeviceStats {
+            $(pub $name: u64,)*
+        }
 
-#[derive(Debug, Default)]
-struct Counters {
-    reads: AtomicU64,
-    read_bytes: AtomicU64,
-    writes: AtomicU64,
-    written_bytes: AtomicU64,
-    flushes: AtomicU64,
-    discards: AtomicU64,
-    discarded_bytes: AtomicU64,
-    read_errors: AtomicU64,
-    write_errors: AtomicU64,
-    flush_errors: AtomicU64,
+        #[derive(Debug, Default)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn snapshot(&self) -> DeviceStats {
+                DeviceStats { $($name: self.$name.load(Relaxed),)* }
+            }
+        }
+    };
+}
+counters! {
+    reads, read_bytes, writes, written_bytes, flushes, discards, discarded_bytes,
+    read_errors, write_errors, flush_errors,
 }
 
 #[derive(Debug)]
@@ -191,7 +188,7 @@ impl Volume {
     }
 
     /// Fills `buf` with data of files from copy number `copy`, of which this volume will keep
-    /// nothing in memory: the caller, or somebody above it, has the contents from now on. A range
+    /// nothing in memory: the caller, or a layer above it, has the contents from now on. A range
     /// that goes on in the next chunk is read from both; where a chunk has fewer copies, its last
     /// one is read.
     ///
@@ -309,8 +306,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes several ranges that do not touch each other to all copies, all on their way together;
-    /// for each how it ended, as [`Volume::write_vectored`] says it.
+    /// Writes several ranges that do not touch each other to all copies, all in flight together. A
+    /// result for each, as of [`Volume::write_vectored`].
     pub fn write_batch(&self, writes: &[(Logical, &[IoSlice<'_>])]) -> Vec<VolumeResult<()>> {
         let mut results: Vec<VolumeResult<()>> = writes.iter().map(|_| Ok(())).collect();
         let mut stripes = Vec::with_capacity(2 * writes.len());
@@ -404,8 +401,8 @@ impl Volume {
     }
 
     /// About how many bytes have been written that no flush has made durable yet, superblocks
-    /// aside. What the next flush has to wait for is as much: many a device, and every file, begins
-    /// with it only then.
+    /// aside. The next flush waits for that much: many devices, and every file, begin to write it
+    /// only then.
     #[must_use]
     pub fn unflushed(&self) -> u64 {
         // In this order: the other way round a flush could come in between.
@@ -462,14 +459,13 @@ impl Volume {
     pub fn discard_on(&self, device: DeviceId, at: Physical, len: u64) -> VolumeResult<u64> {
         let member = self.member_of(Stripe { device, at })?;
         let mut done = 0;
-        for (from, to) in outside_superblocks(at.0, at.0.saturating_add(len)) {
+        for part in outside_superblocks(at..at.plus(len)) {
+            let (at, len) = (part.start, part.end.0 - part.start.0);
             member.counters.discards.fetch_add(1, Relaxed);
-            member.counters.discarded_bytes.fetch_add(to - from, Relaxed);
-            member
-                .device
-                .discard(Physical(from), to - from)
-                .map_err(|e| member.error("discard", Physical(from), to - from, e))?;
-            done += to - from;
+            member.counters.discarded_bytes.fetch_add(len, Relaxed);
+            let discarded = member.device.discard(at, len);
+            discarded.map_err(|e| member.error("discard", at, len, e))?;
+            done += len;
         }
         Ok(done)
     }
@@ -539,35 +535,19 @@ impl Member {
     }
 }
 
-impl Counters {
-    fn snapshot(&self) -> DeviceStats {
-        DeviceStats {
-            reads: self.reads.load(Relaxed),
-            read_bytes: self.read_bytes.load(Relaxed),
-            writes: self.writes.load(Relaxed),
-            written_bytes: self.written_bytes.load(Relaxed),
-            flushes: self.flushes.load(Relaxed),
-            discards: self.discards.load(Relaxed),
-            discarded_bytes: self.discarded_bytes.load(Relaxed),
-            read_errors: self.read_errors.load(Relaxed),
-            write_errors: self.write_errors.load(Relaxed),
-            flush_errors: self.flush_errors.load(Relaxed),
-        }
-    }
-}
-
 /// A length that was cut to that of a slice.
 fn usize_from(len: u64) -> usize {
     usize::try_from(len).expect("no longer than a slice in memory")
 }
 
 /// The parts of a device range that hold no superblock copy.
-fn outside_superblocks(from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
-    let size = larder_format::SUPER_SIZE as u64;
-    let holes = larder_format::SUPER_OFFSETS.map(|p| (p.0, p.0 + size));
-    let starts = std::iter::once(from).chain(holes.map(|(_, end)| end.max(from)));
-    let ends = holes.map(|(start, _)| start.min(to)).into_iter().chain(std::iter::once(to));
-    starts.zip(ends).filter(|(a, b)| a < b)
+fn outside_superblocks(range: Range<Physical>) -> impl Iterator<Item = Range<Physical>> {
+    let holes =
+        larder_format::SUPER_OFFSETS.map(|at| at..at.plus(larder_format::SUPER_SIZE as u64));
+    let (ends, starts) = (holes.clone().map(|hole| hole.start), holes.map(|hole| hole.end));
+    let starts = std::iter::once(range.start).chain(starts.map(|end| end.max(range.start)));
+    let ends = ends.map(|start| start.min(range.end)).into_iter().chain([range.end]);
+    starts.zip(ends).map(|(start, end)| start..end).filter(|part| !part.is_empty())
 }
 
 #[cfg(test)]
@@ -709,11 +689,16 @@ mod tests {
         let mut back = [0; 4096];
         device.read_at(SUPER_OFFSETS[1], &mut back).unwrap();
         assert_eq!(back, mark);
-        let parts: Vec<_> = outside_superblocks(0, 1 << 40).collect();
+        let outside = |range: Range<u64>| -> Vec<Range<u64>> {
+            let parts = outside_superblocks(Physical(range.start)..Physical(range.end));
+            parts.map(|part| part.start.0..part.end.0).collect()
+        };
+        let parts = outside(0..1 << 40);
         assert_eq!(parts.len(), 4);
-        assert_eq!(parts.iter().map(|(a, b)| b - a).sum::<u64>(), (1 << 40) - 3 * 4096);
-        assert_eq!(outside_superblocks(65536, 69632).count(), 0);
-        assert_eq!(outside_superblocks(66000, 70000).collect::<Vec<_>>(), [(69632, 70000)]);
+        assert_eq!(parts.iter().map(|p| p.end - p.start).sum::<u64>(), (1 << 40) - 3 * 4096);
+        assert!(outside(65536..69632).is_empty());
+        let rest = outside(66000..70000);
+        assert_eq!((rest.len(), rest[0].clone()), (1, 69632..70000));
     }
 
     #[test]

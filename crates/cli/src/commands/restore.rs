@@ -137,7 +137,8 @@ impl Console {
 }
 
 impl Observer for Console {
-    fn progress(&self, step: Step, done: u64, total: u64) {
+    fn progress(&self, step: Step, done: u64, total: Option<u64>) {
+        let total = total.unwrap_or(0);
         let template = match step {
             Step::Scan => "searching {bytes} of {total_bytes} ({bytes_per_sec}, {eta} left)",
             Step::Names => "{spinner} {pos} names",

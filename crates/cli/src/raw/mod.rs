@@ -11,8 +11,7 @@ use crate::image::{self, advise_content};
 use crate::print;
 use anyhow::bail;
 use larder_format::items::{BlockGroupFlags, Profile};
-use larder_restore::tree::Gap;
-use larder_restore::{Loss, Observer, Options, Reader, Trees, When, points};
+use larder_restore::{Gap, Loss, Observer, Options, Reader, Trees, When, points};
 use larder_volume::Device;
 use std::sync::{Arc, Mutex, PoisonError};
 

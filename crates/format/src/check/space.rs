@@ -3,7 +3,8 @@
 use super::{Before, Context, aligned, bad, size_is, u8_at, u16_at, u32_at, u64_at};
 use crate::csum::data_ref_hash;
 use crate::{
-    FIRST_CHUNK_OBJECTID, FormatResult, Key, KeyType, MAX_LEVEL, ObjectId, SECTOR_SIZE, STRIPE_LEN,
+    FIRST_CHUNK_OBJECTID, FileOffset, FormatResult, Key, KeyType, Logical, MAX_LEVEL, ObjectId,
+    Physical, SECTOR_SIZE, STRIPE_LEN,
 };
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
@@ -22,7 +23,9 @@ const RAID6: u64 = 0x100;
 const RAID1C3: u64 = 0x200;
 const RAID1C4: u64 = 0x400;
 
-fn end_of(start: u64, length: u64) -> FormatResult<u64> {
+/// Where a range of some address space ends.
+fn end_of(start: impl Into<u64>, length: u64) -> FormatResult<u64> {
+    let start = start.into();
     match start.checked_add(length) {
         Some(end) => Ok(end),
         None => bad!("{length} bytes from {start} overflow"),
@@ -94,7 +97,7 @@ pub(super) fn extent_item(cx: &Context, key: &Key, d: &[u8], before: &Before) ->
     if before.extent_end > address {
         bad!("overlaps the extent before it, which ends at {}", before.extent_end);
     }
-    end_of(address, size)
+    end_of(Logical(address), size)
 }
 
 /// Checks the references that follow an extent's header; returns how many they stand for.
@@ -107,10 +110,10 @@ fn inline_refs(d: &[u8], is_data: bool) -> FormatResult<u64> {
         let body = &rest[1..];
         let (size, sequence, count) = match kind {
             KeyType::EXTENT_DATA_REF if is_data => {
-                let (root, objectid, offset) =
-                    (u64_at(body, 0)?, u64_at(body, 8)?, u64_at(body, 16)?);
+                let (root, inode) = (ObjectId(u64_at(body, 0)?), ObjectId(u64_at(body, 8)?));
+                let offset = u64_at(body, 16)?;
                 multiple_of_sector("offset of a data reference", offset)?;
-                (28, data_ref_hash(root, objectid, offset), u64::from(u32_at(body, 24)?))
+                (28, data_ref_hash(root, inode, FileOffset(offset)), u64::from(u32_at(body, 24)?))
             }
             KeyType::SHARED_DATA_REF if is_data => {
                 let parent = u64_at(body, 0)?;
@@ -176,7 +179,7 @@ pub(super) fn block_group_item(key: &Key, d: &[u8]) -> FormatResult<()> {
     if key.offset == 0 {
         bad!("length is 0");
     }
-    end_of(key.objectid.0, key.offset)?;
+    end_of(Logical(key.objectid.0), key.offset)?;
     size_is(d, 24)?;
     let (used, chunk_objectid, flags) = (u64_at(d, 0)?, u64_at(d, 8)?, u64_at(d, 16)?);
     if chunk_objectid != FIRST_CHUNK_OBJECTID {
@@ -203,7 +206,7 @@ fn block_group_type(flags: u64) -> FormatResult<()> {
 pub(super) fn free_space(key: &Key, d: &[u8]) -> FormatResult<()> {
     multiple_of_sector("start", key.objectid.0)?;
     length("length", key.offset)?;
-    end_of(key.objectid.0, key.offset)?;
+    end_of(Logical(key.objectid.0), key.offset)?;
     match key.kind {
         KeyType::FREE_SPACE_INFO => size_is(d, 8),
         KeyType::FREE_SPACE_EXTENT => size_is(d, 0),
@@ -237,7 +240,7 @@ pub fn check_chunk(key: &Key, d: &[u8], nodesize: u32) -> FormatResult<()> {
     let (bytes, stripe_len, kind) = (u64_at(d, 0)?, u64_at(d, 16)?, u64_at(d, 24)?);
     multiple_of_sector("logical address", key.offset)?;
     length("length", bytes)?;
-    end_of(key.offset, bytes)?;
+    end_of(Logical(key.offset), bytes)?;
     if bytes >= LENGTH_LIMIT {
         bad!("length is {bytes}, expected less than {LENGTH_LIMIT}");
     }
@@ -305,5 +308,5 @@ pub(super) fn dev_extent(key: &Key, d: &[u8], before: &Before) -> FormatResult<u
     {
         bad!("overlaps the device extent before it, which ends at {previous}");
     }
-    end_of(key.offset, bytes)
+    end_of(Physical(key.offset), bytes)
 }

@@ -95,15 +95,6 @@ impl Profile {
             Self::Raid1c4 => 4,
         }
     }
-    /// Stripes of a full stripe that hold parity.
-    #[must_use]
-    pub fn parity(self) -> u32 {
-        match self {
-            Self::Raid5 => 1,
-            Self::Raid6 => 2,
-            _ => 0,
-        }
-    }
     /// Can a chunk of this profile have `n` stripes?
     #[must_use]
     pub fn fits_stripes(self, n: u16) -> bool {

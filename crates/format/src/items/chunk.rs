@@ -6,6 +6,7 @@
 
 use super::block_group::{BlockGroupFlags, Profile};
 use super::{aligned, prefix};
+use crate::superblock::SYS_CHUNK_ARRAY_SIZE;
 use crate::{
     DeviceId, DiskKey, FIRST_CHUNK_OBJECTID, FormatError, FormatResult, Key, KeyType, Logical,
     ObjectId, Physical, SECTOR_SIZE, STRIPE_LEN,
@@ -38,11 +39,9 @@ struct DiskStripe {
 const _: () = assert!(size_of::<DiskStripe>() == STRIPE_SIZE);
 
 /// Bytes of a chunk item before its stripes.
-pub const HEADER_SIZE: usize = 48;
+const HEADER_SIZE: usize = 48;
 /// Bytes of each stripe.
-pub const STRIPE_SIZE: usize = 32;
-/// Room for system chunks in a superblock.
-pub const SYS_ARRAY_SIZE: usize = 2048;
+const STRIPE_SIZE: usize = 32;
 /// Chunks are shorter than this.
 pub const MAX_CHUNK_LENGTH: u64 = 1 << 48;
 
@@ -244,9 +243,9 @@ impl Chunk {
 /// # Errors
 /// Anything but keys of chunk items, each followed by a system chunk.
 pub fn parse_sys_array(bytes: &[u8]) -> FormatResult<Vec<(Key, Chunk)>> {
-    if bytes.len() > SYS_ARRAY_SIZE {
+    if bytes.len() > SYS_CHUNK_ARRAY_SIZE {
         return Err(FormatError::new(format!(
-            "system chunk array has {} bytes, expected at most {SYS_ARRAY_SIZE}",
+            "system chunk array has {} bytes, expected at most {SYS_CHUNK_ARRAY_SIZE}",
             bytes.len()
         )));
     }
@@ -286,9 +285,9 @@ pub fn encode_sys_array<'a>(
         out.extend_from_slice(DiskKey::from(key).as_bytes());
         out.extend_from_slice(&chunk.encode());
     }
-    if out.len() > SYS_ARRAY_SIZE {
+    if out.len() > SYS_CHUNK_ARRAY_SIZE {
         return Err(FormatError::new(format!(
-            "system chunks need {} bytes, the superblock has room for {SYS_ARRAY_SIZE}",
+            "system chunks need {} bytes, the superblock has room for {SYS_CHUNK_ARRAY_SIZE}",
             out.len()
         )));
     }

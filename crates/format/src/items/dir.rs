@@ -6,7 +6,7 @@
 //! editing of such lists.
 //!
 //! A name is any 1 to 255 bytes as far as this module is concerned. A hostile image can hold `..`
-//! or a `/`; whoever turns names into paths of the host asks [`is_plain_name`] first.
+//! or a `/`; a caller that turns names into paths of the host asks [`is_plain_name`] first.
 
 use super::{exact, name_len, name_len_to_disk, prefix, take};
 use crate::{DiskKey, FormatError, FormatResult, Generation, Key, KeyType, ObjectId};
@@ -64,12 +64,12 @@ impl FileType {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 #[allow(missing_docs)]
-pub struct DirEntryHeader {
-    pub location: DiskKey,
-    pub transid: U64,
-    pub data_len: U16,
-    pub name_len: U16,
-    pub kind: u8,
+struct DirEntryHeader {
+    location: DiskKey,
+    transid: U64,
+    data_len: U16,
+    name_len: U16,
+    kind: u8,
 }
 const _: () = assert!(size_of::<DirEntryHeader>() == 30);
 

@@ -1,4 +1,4 @@
-//! EXTENT_ITEM, METADATA_ITEM and the back references: who uses an extent.
+//! EXTENT_ITEM, METADATA_ITEM and the back references: the uses of an extent.
 //!
 //! An extent's references stand inline in its item as far as they fit and as items of their own
 //! (*keyed*) beyond that. Hidden here: the layouts, which differ for each type and between inline
@@ -8,7 +8,8 @@
 use super::{aligned, exact, prefix};
 use crate::csum::data_ref_hash;
 use crate::{
-    DiskKey, FormatError, FormatResult, Generation, Key, KeyType, Logical, ObjectId, TreeId,
+    DiskKey, FileOffset, FormatError, FormatResult, Generation, Key, KeyType, Logical, ObjectId,
+    TreeId,
 };
 use std::cmp::Reverse;
 use zerocopy::little_endian::{U32, U64};
@@ -32,13 +33,11 @@ bitflags::bitflags! {
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct ExtentItemHeader {
-    /// References, inline and keyed.
-    pub refs: U64,
-    /// Transaction that allocated the extent.
-    pub generation: U64,
+struct ExtentItemHeader {
+    refs: U64,
+    generation: U64,
     /// [`ExtentFlags`].
-    pub flags: U64,
+    flags: U64,
 }
 const _: () = assert!(size_of::<ExtentItemHeader>() == 24);
 
@@ -91,16 +90,16 @@ pub enum ExtentRef {
         /// Subvolume that owns the leaf with the file extent item.
         root: TreeId,
         /// Inode.
-        objectid: u64,
+        objectid: ObjectId,
         /// File offset at which the extent's first byte would lie; wraps below zero.
-        offset: u64,
+        offset: FileOffset,
     },
     /// Data, by the leaf with the file extent item.
     SharedData {
         /// The leaf.
         parent: Logical,
     },
-    /// Who allocated the data (simple quotas). Not counted as a reference.
+    /// The subvolume that allocated the data (simple quotas). Not counted as a reference.
     Owner {
         /// The subvolume.
         root: TreeId,
@@ -111,11 +110,11 @@ pub enum ExtentRef {
 pub type InlineOrder = (KeyType, Reverse<u64>);
 
 impl ExtentRef {
-    /// The reference of a file extent item: `file_offset` is the item's key offset, `extent_offset`
-    /// its offset field.
+    /// The reference of a file extent item: `at` is the item's key offset, `skipped` its offset
+    /// field.
     #[must_use]
-    pub fn data(root: TreeId, ino: ObjectId, file_offset: u64, extent_offset: u64) -> Self {
-        Self::Data { root, objectid: ino.0, offset: file_offset.wrapping_sub(extent_offset) }
+    pub fn data(root: TreeId, inode: ObjectId, at: FileOffset, skipped: u64) -> Self {
+        Self::Data { root, objectid: inode, offset: at.wrapping_minus(skipped) }
     }
     /// Type number, the same inline and keyed.
     #[must_use]
@@ -135,7 +134,7 @@ impl ExtentRef {
         match *self {
             Self::TreeBlock { root } | Self::Owner { root } => root.0,
             Self::SharedBlock { parent } | Self::SharedData { parent } => parent.0,
-            Self::Data { root, objectid, offset } => data_ref_hash(root.0, objectid, offset),
+            Self::Data { root, objectid, offset } => data_ref_hash(root, objectid, offset),
         }
     }
     /// Position among the inline references of an item.
@@ -163,7 +162,7 @@ impl ExtentRef {
         }
     }
     /// Appends the inline form. `count` is not stored for references without one.
-    pub fn append_inline(&self, count: u32, item: &mut Vec<u8>) {
+    fn append_inline(&self, count: u32, item: &mut Vec<u8>) {
         item.push(self.kind().0);
         match self {
             Self::TreeBlock { .. } | Self::SharedBlock { .. } | Self::Owner { .. } => {
@@ -191,8 +190,8 @@ impl ExtentRef {
             Self::SharedData { .. } => count.to_le_bytes().to_vec(),
             Self::Data { root, objectid, offset } => DiskDataRef {
                 root: U64::new(root.0),
-                objectid: U64::new(objectid),
-                offset: U64::new(offset),
+                objectid: U64::new(objectid.0),
+                offset: U64::new(offset.0),
                 count: U32::new(count),
             }
             .as_bytes()
@@ -218,21 +217,19 @@ fn data_ref(disk: &DiskDataRef) -> FormatResult<(ExtentRef, u32)> {
     aligned(disk.offset.get(), WHAT, "offset")?;
     let r = ExtentRef::Data {
         root: ObjectId(disk.root.get()),
-        objectid: disk.objectid.get(),
-        offset: disk.offset.get(),
+        objectid: ObjectId(disk.objectid.get()),
+        offset: FileOffset(disk.offset.get()),
     };
     Ok((r, counted(disk.count, WHAT)?))
 }
 
 /// Inline references with their counts, as they stand. Ends after the first error; does not check
 /// the order.
-#[derive(Clone, Debug)]
-pub struct InlineRefs<'a>(&'a [u8]);
+struct InlineRefs<'a>(&'a [u8]);
 
 impl<'a> InlineRefs<'a> {
     /// Over what follows the header (and the block info) of an extent item.
-    #[must_use]
-    pub fn new(bytes: &'a [u8]) -> Self {
+    fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
     fn step(&self) -> FormatResult<((ExtentRef, u32), &'a [u8])> {
@@ -468,12 +465,19 @@ mod tests {
 
     #[test]
     fn a_split_extent_keeps_one_data_ref() {
-        let whole = ExtentRef::data(ObjectId(5), ObjectId(300), 8192, 0);
-        assert_eq!(ExtentRef::data(ObjectId(5), ObjectId(300), 16384, 8192), whole);
-        let below_zero = ExtentRef::data(ObjectId(5), ObjectId(300), 0, 4096);
+        let data = |at, skipped| {
+            ExtentRef::data(ObjectId::FS_TREE, ObjectId(300), FileOffset(at), skipped)
+        };
+        let whole = data(8192, 0);
+        assert_eq!(data(16384, 8192), whole);
+        let below_zero = data(0, 4096);
         assert_eq!(
             below_zero,
-            ExtentRef::Data { root: ObjectId(5), objectid: 300, offset: 4096u64.wrapping_neg() }
+            ExtentRef::Data {
+                root: ObjectId::FS_TREE,
+                objectid: ObjectId(300),
+                offset: FileOffset(4096u64.wrapping_neg())
+            }
         );
     }
 

@@ -8,6 +8,7 @@
 
 use super::{aligned, exact, prefix};
 use crate::{FormatError, FormatResult, Generation, Logical, MAX_COMPRESSED_EXTENT};
+use std::ops::Range;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -83,7 +84,7 @@ const _: () = assert!(size_of::<Window>() == 32);
 /// Bytes before the data of an inline extent.
 pub const INLINE_HEADER_SIZE: usize = 21;
 /// Bytes of a regular or preallocated extent's item.
-pub const STORED_SIZE: usize = 53;
+const STORED_SIZE: usize = 53;
 
 /// Does a stored extent have data?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -283,16 +284,15 @@ impl ExtentRecord {
         out[INLINE_HEADER_SIZE..].copy_from_slice(window.as_bytes());
         out
     }
-    /// The part of this extent that begins `skip` bytes into the window and has `len` bytes: what
-    /// an item split keeps.
+    /// A part of this extent, as bytes of its window: what an item that is split keeps.
     ///
     /// # Panics
     /// If the part is empty or reaches out of the window.
     #[must_use]
-    pub fn part(&self, skip: u64, len: u64) -> Self {
-        assert!(len > 0 && skip.checked_add(len).is_some_and(|end| end <= self.num_bytes));
-        let offset = if self.is_hole() { self.offset } else { self.offset + skip };
-        Self { offset, num_bytes: len, ..*self }
+    pub fn part(&self, part: Range<u64>) -> Self {
+        assert!(part.start < part.end && part.end <= self.num_bytes);
+        let offset = if self.is_hole() { self.offset } else { self.offset + part.start };
+        Self { offset, num_bytes: part.end - part.start, ..*self }
     }
     fn check(&self) -> FormatResult<()> {
         const WHAT: &str = "file extent";

@@ -2,7 +2,7 @@
 //!
 //! A block group's free space stands in keys alone (FREE_SPACE_EXTENT, no data) or in bitmaps
 //! (FREE_SPACE_BITMAP): one bit per sector, lowest bit of the first byte first, set where free.
-//! Which of the two, its info item says.
+//! Its info item says which of the two.
 
 use super::exact;
 use crate::{FormatError, FormatResult, SECTOR_SIZE};
@@ -14,7 +14,7 @@ pub const BITMAP_SIZE: usize = 256;
 /// Bytes of space that the longest bitmap covers: 8 MiB.
 pub const BITMAP_RANGE: u64 = BITMAP_SIZE as u64 * 8 * SECTOR_SIZE as u64;
 /// Flag of [`FreeSpaceInfo`]: the group's space stands in bitmaps.
-pub const USING_BITMAPS: u32 = 1;
+const USING_BITMAPS: u32 = 1;
 
 /// FREE_SPACE_INFO, 8 bytes; start and length of the block group stand in its key.
 #[derive(
@@ -24,7 +24,7 @@ pub const USING_BITMAPS: u32 = 1;
 pub struct FreeSpaceInfo {
     /// Runs of free space, whichever form they stand in.
     pub extent_count: U32,
-    /// [`USING_BITMAPS`] or 0.
+    /// 1 if the group's space stands in bitmaps, otherwise 0.
     pub flags: U32,
 }
 const _: () = assert!(size_of::<FreeSpaceInfo>() == 8);
@@ -80,7 +80,7 @@ pub fn check_bitmap(length: u64, bytes: &[u8]) -> FormatResult<()> {
 
 /// Bytes of a bitmap that covers `length` bytes.
 #[must_use]
-pub fn bitmap_bytes(length: u64) -> u64 {
+fn bitmap_bytes(length: u64) -> u64 {
     length.div_ceil(u64::from(SECTOR_SIZE)).div_ceil(8)
 }
 

@@ -214,12 +214,6 @@ pub fn type_to_mode(kind: FileType) -> Option<u32> {
     })
 }
 
-/// Device number as `rdev` holds it; `None` if a part does not fit (12 bits major, 20 bits minor).
-#[must_use]
-pub fn make_rdev(major: u32, minor: u32) -> Option<u64> {
-    (major < 1 << 12 && minor < 1 << 20).then(|| u64::from(major << 20 | minor))
-}
-
 /// Major and minor number of an `rdev`.
 #[must_use]
 #[allow(clippy::cast_possible_truncation)]
@@ -245,10 +239,7 @@ mod tests {
 
     #[test]
     fn device_numbers_are_those_of_linux() {
-        assert_eq!(make_rdev(259, 70000), Some(271_651_184));
         assert_eq!(split_rdev(271_651_184), (259, 70000));
-        assert_eq!(make_rdev(4096, 0), None);
-        assert_eq!(make_rdev(0, 1 << 20), None);
     }
 
     #[test]

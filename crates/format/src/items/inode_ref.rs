@@ -30,7 +30,7 @@ const _: () = assert!(size_of::<ExtRefHeader>() == 18);
 /// Bytes of an INODE_REF entry before its name.
 pub const REF_HEADER_SIZE: usize = 10;
 /// Bytes of an INODE_EXTREF entry before its name.
-pub const EXTREF_HEADER_SIZE: usize = 18;
+const EXTREF_HEADER_SIZE: usize = 18;
 
 /// One entry of an INODE_REF item; its directory is the offset of the item's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

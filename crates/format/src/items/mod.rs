@@ -31,7 +31,7 @@ pub use block_group::{BlockGroupFlags, BlockGroupItem, Profile};
 pub use chunk::{Chunk, Stripe, encode_sys_array, parse_sys_array};
 pub use dev::{DevExtent, DevStats};
 pub use dir::{DirEntries, DirEntryRef, DirLogIndex, FileType};
-pub use extent::{ExtentFlags, ExtentItem, ExtentRef, InlineRefs, TreeBlockInfo, parse_keyed_refs};
+pub use extent::{ExtentFlags, ExtentItem, ExtentRef, TreeBlockInfo, parse_keyed_refs};
 pub use file_extent::{Compression, ExtentKind, ExtentRecord, FileExtent, InlineExtent};
 pub use free_space::FreeSpaceInfo;
 pub use inode::{InodeFlags, InodeItem, Timespec};

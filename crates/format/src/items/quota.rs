@@ -1,8 +1,8 @@
 //! The quota tree: QGROUP_STATUS and QGROUP_INFO.
 //!
 //! A quota group's id stands in the key's offset: its level in the upper 16 bits, below that a
-//! number; at level 0 the number is a subvolume's id. Which groups belong to which says a pair of
-//! QGROUP_RELATION items without data, one in each direction.
+//! number; at level 0 the number is a subvolume's id. A pair of QGROUP_RELATION items without data,
+//! one in each direction, says that a group belongs to another.
 
 use super::exact;
 use crate::FormatResult;

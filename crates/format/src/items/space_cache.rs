@@ -10,14 +10,14 @@
 use super::exact;
 use crate::csum::crc32c_raw;
 use crate::key::DiskKey;
-use crate::{FormatResult, SECTOR_SIZE};
+use crate::{FormatResult, Logical, LogicalRange, SECTOR_SIZE};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a page of the file.
 pub const CACHE_PAGE: usize = 4096;
 /// Bytes of space that a page of bits covers: 128 MiB.
-pub const CACHE_BITMAP_RANGE: u64 = CACHE_PAGE as u64 * 8 * SECTOR_SIZE as u64;
+const CACHE_BITMAP_RANGE: u64 = CACHE_PAGE as u64 * 8 * SECTOR_SIZE as u64;
 
 /// (FREE_SPACE, 0, start), 41 bytes.
 #[derive(
@@ -68,7 +68,7 @@ pub enum CacheError {
     Invalid(String),
 }
 
-/// Runs of free space, (address, bytes), in the order of the file, from its contents.
+/// Runs of free space, in the order of the file, from its contents.
 ///
 /// `contents` are all pages of the file, as its inode's size says.
 ///
@@ -77,7 +77,7 @@ pub enum CacheError {
 pub fn parse_space_cache(
     contents: &[u8],
     item: &SpaceCacheItem,
-) -> Result<Vec<(u64, u64)>, CacheError> {
+) -> Result<Vec<LogicalRange>, CacheError> {
     let mut reader = Pages::new(contents)?;
     let first = reader.next()?;
     let mut rest = &first[reader.sums..];
@@ -96,12 +96,12 @@ pub fn parse_space_cache(
         }
         let (entry, behind) = Entry::ref_from_prefix(rest).map_err(|_| too_short())?;
         rest = behind;
-        let (at, bytes) = (entry.at.get(), entry.bytes.get());
+        let (at, bytes) = (Logical(entry.at.get()), entry.bytes.get());
         if bytes == 0 {
             return Err(CacheError::Unused(format!("the entry for {at} has no bytes")));
         }
         match entry.kind {
-            RUN => runs.push((at, bytes)),
+            RUN => runs.push(LogicalRange::new(at, bytes)),
             BITMAP => bitmaps.push(at),
             kind => {
                 return Err(CacheError::Invalid(format!("the entry for {at} is of kind {kind}")));
@@ -113,7 +113,7 @@ pub fn parse_space_cache(
             format!("there are {} bitmaps, and the item says {}", bitmaps.len(), item.bitmaps);
         return Err(CacheError::Invalid(what));
     }
-    says_nothing_twice(runs.iter().map(|(at, _)| *at))?;
+    says_nothing_twice(runs.iter().map(|run| run.start))?;
     says_nothing_twice(bitmaps.iter().copied())?;
     for start in bitmaps {
         bitmap_runs(start, reader.next()?, &mut runs)?;
@@ -121,8 +121,8 @@ pub fn parse_space_cache(
     Ok(runs)
 }
 
-fn says_nothing_twice(starts: impl Iterator<Item = u64>) -> Result<(), CacheError> {
-    let mut starts: Vec<u64> = starts.collect();
+fn says_nothing_twice(starts: impl Iterator<Item = Logical>) -> Result<(), CacheError> {
+    let mut starts: Vec<Logical> = starts.collect();
     starts.sort_unstable();
     match starts.windows(2).find(|w| w[0] == w[1]) {
         Some(twice) => Err(CacheError::Unused(format!("there are two entries for {}", twice[0]))),
@@ -163,18 +163,22 @@ impl<'a> Pages<'a> {
 }
 
 /// Runs of set bits, lowest bit of the first byte first.
-fn bitmap_runs(start: u64, bits: &[u8], runs: &mut Vec<(u64, u64)>) -> Result<(), CacheError> {
+fn bitmap_runs(
+    start: Logical,
+    bits: &[u8],
+    runs: &mut Vec<LogicalRange>,
+) -> Result<(), CacheError> {
     let sector = u64::from(SECTOR_SIZE);
-    if start.checked_add(CACHE_BITMAP_RANGE).is_none() {
+    if start.0.checked_add(CACHE_BITMAP_RANGE).is_none() {
         return Err(CacheError::Invalid(format!("a bitmap begins at {start}")));
     }
-    let mut open: Option<(u64, u64)> = None;
+    let mut open: Option<LogicalRange> = None;
     for (n, byte) in bits.iter().enumerate().filter(|(_, byte)| **byte != 0) {
         for bit in (0..8).filter(|bit| byte >> bit & 1 == 1) {
-            let at = start + (n as u64 * 8 + bit) * sector;
+            let here = LogicalRange::new(start.plus((n as u64 * 8 + bit) * sector), sector);
             match &mut open {
-                Some((from, len)) if *from + *len == at => *len += sector,
-                _ => runs.extend(open.replace((at, sector))),
+                Some(run) if run.end == here.start => run.end = here.end,
+                _ => runs.extend(open.replace(here)),
             }
         }
     }
@@ -187,30 +191,35 @@ mod tests {
     use super::*;
     use crate::{Key, KeyType, ObjectId};
 
-    const AT: u64 = 1 << 30;
+    const AT: Logical = Logical(1 << 30);
     const SECTOR: u64 = SECTOR_SIZE as u64;
 
-    fn item(entries: u64, bitmaps: u64) -> SpaceCacheItem {
+    /// The item of a file with entries of these kinds.
+    fn item(kinds: &[u8]) -> SpaceCacheItem {
         SpaceCacheItem {
             location: Key::new(ObjectId(256), KeyType::INODE_ITEM, 0).into(),
             generation: U64::new(7),
-            entries: U64::new(entries),
-            bitmaps: U64::new(bitmaps),
+            entries: U64::new(kinds.len() as u64),
+            bitmaps: U64::new(kinds.iter().filter(|kind| **kind == BITMAP).count() as u64),
         }
     }
 
+    fn space(at: Logical, sectors: u64) -> LogicalRange {
+        LogicalRange::new(at, sectors * SECTOR)
+    }
+
     /// A file of four pages with these entries and bitmaps; `seal` gives it its sums.
-    fn file(entries: &[(u64, u64, u8)], bits: &[&[u8]]) -> Vec<u8> {
+    fn file(entries: &[(LogicalRange, u8)], bits: &[&[u8]]) -> Vec<u8> {
         let mut pages = [16 + 8, 0, 0, 0].map(|used| (used, vec![0; CACHE_PAGE]));
         pages[0].1[16] = 7;
         let mut n = 0;
-        for (at, bytes, kind) in entries {
+        for (space, kind) in entries {
             if pages[n].0 + 17 > CACHE_PAGE {
                 n += 1;
             }
             let (used, page) = &mut pages[n];
-            page[*used..][..8].copy_from_slice(&at.to_le_bytes());
-            page[*used + 8..][..8].copy_from_slice(&bytes.to_le_bytes());
+            page[*used..][..8].copy_from_slice(&space.start.0.to_le_bytes());
+            page[*used + 8..][..8].copy_from_slice(&space.len().to_le_bytes());
             page[*used + 16] = *kind;
             *used += 17;
         }
@@ -233,39 +242,39 @@ mod tests {
     #[test]
     fn runs_and_bitmaps() {
         let file = file(
-            &[(AT, 4 * SECTOR, RUN), (AT + 8 * SECTOR, 3 * SECTOR, BITMAP)],
+            &[(space(AT, 4), RUN), (space(AT.plus(8 * SECTOR), 3), BITMAP)],
             &[&[0b1000_0001, 1]],
         );
-        let runs = parse_space_cache(&file, &item(2, 1)).unwrap();
-        let bits = AT + 8 * SECTOR;
-        assert_eq!(runs, [(AT, 4 * SECTOR), (bits, SECTOR), (bits + 7 * SECTOR, 2 * SECTOR)]);
+        let runs = parse_space_cache(&file, &item(&[RUN, BITMAP])).unwrap();
+        let bits = AT.plus(8 * SECTOR);
+        assert_eq!(runs, [space(AT, 4), space(bits, 1), space(bits.plus(7 * SECTOR), 2)]);
     }
 
     #[test]
     fn entries_go_on_in_the_next_page() {
-        let entries: Vec<_> = (0..400).map(|n| (AT + n * 2 * SECTOR, SECTOR, RUN)).collect();
-        let runs = parse_space_cache(&file(&entries, &[]), &item(400, 0)).unwrap();
+        let entries: Vec<_> = (0..400).map(|n| (space(AT.plus(n * 2 * SECTOR), 1), RUN)).collect();
+        let runs = parse_space_cache(&file(&entries, &[]), &item(&[RUN; 400])).unwrap();
         assert_eq!(runs.len(), 400);
-        assert_eq!(runs[399], (AT + 798 * SECTOR, SECTOR));
+        assert_eq!(runs[399], space(AT.plus(798 * SECTOR), 1));
     }
 
     #[test]
     fn what_linux_does_not_use() {
-        let one = [(AT, SECTOR, RUN)];
+        let one = [(space(AT, 1), RUN)];
         let unused = |file: &[u8], item: &SpaceCacheItem| {
             assert!(matches!(parse_space_cache(file, item), Err(CacheError::Unused(_))));
         };
         let mut torn = file(&one, &[]);
         torn[30] ^= 1;
-        unused(&torn, &item(1, 0));
+        unused(&torn, &item(&[RUN]));
         let mut late = file(&one, &[]);
         late[16] = 8;
-        unused(&seal(late), &item(1, 0));
-        unused(&file(&[(AT, 0, RUN)], &[]), &item(1, 0));
-        unused(&file(&[one[0], one[0]], &[]), &item(2, 0));
-        unused(&file(&one, &[]), &item(5000, 0));
-        unused(&[], &item(0, 0));
-        unused(&vec![0; 2000 * CACHE_PAGE], &item(1, 0));
+        unused(&seal(late), &item(&[RUN]));
+        unused(&file(&[(space(AT, 0), RUN)], &[]), &item(&[RUN]));
+        unused(&file(&[one[0], one[0]], &[]), &item(&[RUN; 2]));
+        unused(&file(&one, &[]), &item(&[RUN; 5000]));
+        unused(&[], &item(&[]));
+        unused(&vec![0; 2000 * CACHE_PAGE], &item(&[RUN]));
     }
 
     #[test]
@@ -273,9 +282,9 @@ mod tests {
         let invalid = |file: &[u8], item: &SpaceCacheItem| {
             assert!(matches!(parse_space_cache(file, item), Err(CacheError::Invalid(_))));
         };
-        invalid(&file(&[(AT, SECTOR, 3)], &[]), &item(1, 0));
-        invalid(&file(&[(AT, SECTOR, BITMAP)], &[&[1]]), &item(1, 0));
-        invalid(&file(&[(u64::MAX - 5, SECTOR, BITMAP)], &[&[1]]), &item(1, 1));
-        assert_eq!(item(1, 1).as_bytes().len(), 41);
+        invalid(&file(&[(space(AT, 1), 3)], &[]), &item(&[RUN]));
+        invalid(&file(&[(space(AT, 1), BITMAP)], &[&[1]]), &item(&[RUN]));
+        invalid(&file(&[(space(Logical(u64::MAX - 5), 1), BITMAP)], &[&[1]]), &item(&[BITMAP]));
+        assert_eq!(item(&[RUN]).as_bytes().len(), 41);
     }
 }

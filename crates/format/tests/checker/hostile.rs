@@ -26,7 +26,10 @@ fn samples() -> Vec<Vec<u8>> {
     let space = leaf(
         ObjectId::EXTENT_TREE,
         &[
-            (key(4096, KeyType::EXTENT_ITEM, 4096), [&head[..], &data_ref(5, 257, 0, 2)].concat()),
+            (
+                key(4096, KeyType::EXTENT_ITEM, 4096),
+                [&head[..], &data_ref(ObjectId(257), FileOffset(0), 2)].concat(),
+            ),
             (
                 key(8192, KeyType::METADATA_ITEM, 0),
                 [&node[..], &[176], &le(5), &[182], &le(4096)].concat(),
@@ -87,7 +90,11 @@ proptest! {
 
     /// Pure garbage of any length, and garbage behind a right header.
     #[test]
-    fn no_garbage_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..=SIZE), n in 0u8..200, level in 0u8..3) {
+    fn no_garbage_panics(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..=SIZE),
+        n in 0u8..200,
+        level in 0u8..3,
+    ) {
         let e = Expect { csum: None, ..expect() };
         let _ = check_node(&bytes, &e);
         bytes.resize(SIZE, 0xa5);
@@ -102,7 +109,10 @@ proptest! {
         kind in any::<u8>(),
         objectid in prop_oneof![Just(256u64), Just(1), Just(4096), any::<u64>()],
         offset in prop_oneof![Just(0u64), Just(4096), any::<u64>()],
-        data in prop::collection::vec(prop_oneof![2 => Just(0u8), 1 => Just(0xff), 3 => any::<u8>()], 0..500),
+        data in prop::collection::vec(
+            prop_oneof![2 => Just(0u8), 1 => Just(0xff), 3 => any::<u8>()],
+            0..500,
+        ),
         tree in prop_oneof![Just(5u64), Just(2)],
     ) {
         let item = (key(objectid, KeyType(kind), offset), data);

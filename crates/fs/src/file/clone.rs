@@ -313,7 +313,7 @@ fn piece(core: &Core, inode: &Inode, at: u64, end: u64) -> Result<(Piece, u64)> 
     let piece = match extent.content {
         Content::Inline { .. } => Piece::Inline,
         Content::Stored(r) if r.is_hole() => Piece::Hole,
-        Content::Stored(r) => Piece::Window(r.part(at - extent.start, stop - at)),
+        Content::Stored(r) => Piece::Window(r.part(at - extent.start..stop - extent.start)),
     };
     Ok((piece, stop))
 }

@@ -48,7 +48,7 @@ impl Whole {
     }
     /// The one reference that it is allowed to have.
     fn reference(&self, inode: &Inode) -> ExtentRef {
-        ExtentRef::Data { root: inode.id.subvol, objectid: inode.id.ino, offset: self.start }
+        ExtentRef::data(inode.id.subvol, inode.object(), FileOffset(self.start), 0)
     }
     fn joined(&self, next: &Self) -> Self {
         let len = self.len() + next.len();

@@ -28,7 +28,7 @@ use crate::tree::Version;
 use larder_format::items::{
     BlockGroupFlags, Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags,
 };
-use larder_format::{Generation, ObjectId};
+use larder_format::{FileOffset, Generation, ObjectId};
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -112,8 +112,7 @@ pub(super) fn is_recorded(
 
 /// Counts references: those of the published extent tree, and the notes since.
 fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Known> {
-    let (root, objectid) = (inode.id.subvol, inode.id.ino);
-    let mine = ExtentRef::Data { root, objectid, offset: start.wrapping_sub(r.offset) };
+    let mine = ExtentRef::data(inode.id.subvol, inode.object(), FileOffset(start), r.offset);
     loop {
         let epoch = core.epochs.enter();
         let (base, extent_root) = core.txns.with_view(|v| (v.base, v.extent_root.clone()));

@@ -154,10 +154,10 @@ impl Plan {
             let len = extent.end.min(end) - extent.start.max(start);
             self.nbytes -= i128::from(len);
         }
-        let kept = left.then(|| r.part(0, start - extent.start).encode().to_vec());
+        let kept = left.then(|| r.part(0..start - extent.start).encode().to_vec());
         self.items.insert(extent.start, (true, kept));
         if right {
-            let rest = r.part(end - extent.start, extent.end - end);
+            let rest = r.part(end - extent.start..extent.end - extent.start);
             self.items.insert(end, (false, Some(rest.encode().to_vec())));
         }
         match (left, right) {

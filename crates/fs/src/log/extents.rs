@@ -156,10 +156,10 @@ impl Replay<'_> {
             };
             let (left, right) = (from < start, to > end);
             if left {
-                self.tree.set(at, r.part(0, start - from).encode().to_vec());
+                self.tree.set(at, r.part(0..start - from).encode().to_vec());
             }
             if right {
-                self.tree.set(key(end), r.part(end - from, to - end).encode().to_vec());
+                self.tree.set(key(end), r.part(end - from..to - from).encode().to_vec());
             }
             if r.is_hole() {
                 continue;

@@ -472,7 +472,7 @@ impl IntoIterator for DelayedRefs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_format::ObjectId;
+    use larder_format::{FileOffset, ObjectId};
     use proptest::prelude::*;
 
     const A: Logical = Logical(1 << 20);
@@ -486,7 +486,7 @@ mod tests {
         assert_eq!(d.delta(A), RefDelta { total: 0, set_full_backref: false, created: true });
         assert!(d.get(A).unwrap().is_empty());
         // The address may be used anew, for something else.
-        let key = ExtentRef::Data { root: ObjectId(5), objectid: 257, offset: 0 };
+        let key = ExtentRef::data(ObjectId(5), ObjectId(257), FileOffset(0), 0);
         d.create_data(A, 4096, key, Generation(7)).unwrap();
         assert_eq!(d.delta(A).total, 1);
         assert_eq!(d.len(), 1);
@@ -523,7 +523,7 @@ mod tests {
             let mut model = BTreeMap::new();
             for (n, delta) in changes {
                 let key = if n % 2 == 0 {
-                    ExtentRef::Data { root: ObjectId(5), objectid: n, offset: 0 }
+                    ExtentRef::data(ObjectId(5), ObjectId(n), FileOffset(0), 0)
                 } else {
                     ExtentRef::SharedData { parent: Logical(n) }
                 };

@@ -12,7 +12,7 @@ use crate::transaction::sharing::KnownRefs;
 use crate::transaction::{Ground, SubvolumeTree, Txn};
 use crate::tree::{BlockSource, Editor, Need, Node, Stop};
 use larder_format::items::ExtentRef;
-use larder_format::{Generation, Key, Logical, SECTOR_SIZE, TreeId};
+use larder_format::{FileOffset, Generation, Key, Logical, ObjectId, SECTOR_SIZE, TreeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -342,7 +342,7 @@ fn index(n: u64) -> usize {
 }
 
 fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
-    ExtentRef::Data { root: subvol, objectid: ino, offset }
+    ExtentRef::Data { root: subvol, objectid: ObjectId(ino), offset: FileOffset(offset) }
 }
 
 impl Drop for Handle<'_> {

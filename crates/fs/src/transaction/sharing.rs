@@ -13,7 +13,7 @@ use crate::transaction::manager::RefsView;
 use crate::transaction::{Ground, Txn};
 use crate::tree::{Need, Node, Stop, Version};
 use larder_format::items::{ExtentRef, FileExtent};
-use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
+use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::HashMap;
 
 /// What the notes are added to if the extent tree has no item yet.
@@ -385,12 +385,11 @@ fn children(block: &Node, nodesize: u32, tree: TreeId) -> Result<Vec<Child>> {
         if on_disk.is_hole() {
             continue;
         }
-        let offset = key.offset.wrapping_sub(on_disk.offset);
         out.push(Child {
             at: on_disk.disk_bytenr,
             len: on_disk.disk_num_bytes,
             kind: ExtentKind::Data,
-            mine: ExtentRef::Data { root: tree, objectid: key.objectid.0, offset },
+            mine: ExtentRef::data(tree, key.objectid, FileOffset(key.offset), on_disk.offset),
         });
     }
     Ok(out)

@@ -259,8 +259,11 @@ fn file_extent(key: &Key, data: &[u8]) {
     assert_eq!(e.encode(), data, "file extents encode as they were");
     if let FileExtent::Stored(r) = e {
         let (skip, len) = (key.objectid.0, key.offset);
-        if skip.checked_add(len).is_some_and(|end| len > 0 && end <= r.num_bytes) {
-            let _ = r.part(skip, len);
+        if let Some(end) = skip.checked_add(len)
+            && len > 0
+            && end <= r.num_bytes
+        {
+            let _ = r.part(skip..end);
         }
     }
 }

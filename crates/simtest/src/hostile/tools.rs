@@ -70,8 +70,9 @@ struct Ears {
 }
 
 impl Observer for Ears {
-    fn progress(&self, _: Step, done: u64, total: u64) {
-        self.words.fetch_add(u64::from(total > 0 && done > total), Relaxed);
+    fn progress(&self, _: Step, done: u64, total: Option<u64>) {
+        let beyond = total.is_some_and(|total| total > 0 && done > total);
+        self.words.fetch_add(u64::from(beyond), Relaxed);
     }
     fn note(&self, text: &str) {
         self.words.fetch_add(text.len() as u64, Relaxed);

@@ -5,7 +5,7 @@ use crate::find::{self, EXTENTS, FS};
 use anyhow::{Context, Result, ensure};
 use larder_check::Kind;
 use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem, ExtentRef};
-use larder_format::{Generation, Key, KeyType, Logical, ObjectId};
+use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId};
 use larder_simtest::damage::Damage;
 
 /// A data extent with one reference, as `refs` says.
@@ -15,7 +15,7 @@ fn data_extent(d: &Damage) -> ExtentItem {
         generation: Generation(d.superblock().generation().0),
         flags: ExtentFlags::DATA,
         block: None,
-        inline: vec![(ExtentRef::Data { root: FS, objectid: 300, offset: 0 }, 1)],
+        inline: vec![(ExtentRef::data(FS, ObjectId(300), FileOffset(0), 0), 1)],
     }
 }
 
@@ -216,7 +216,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     seen("extent-keyed-ref-surplus", BOTH, &[Kind::ExtentRefUnused], |d| {
         let at = find::extent(d, "plant/plain")?.objectid.0;
-        let reference = ExtentRef::Data { root: FS, objectid: 299, offset: 0 };
+        let reference = ExtentRef::data(FS, ObjectId(299), FileOffset(0), 0);
         d.insert(EXTENTS, reference.keyed(Logical(at)), &reference.encode_keyed(1))
     }),
     seen("extent-keyed-ref-with-a-wrong-count", LINUX, &[Kind::ExtentRefCount], |d| {
@@ -238,7 +238,7 @@ pub(crate) const ENTRIES: &[Entry] = &[
     }),
     seen("extent-keyed-ref-without-extent", BOTH, &[Kind::ExtentRefWithoutItem], |d| {
         let at = find::free_space(d, BlockGroupFlags::DATA, 1 << 20)?;
-        let reference = ExtentRef::Data { root: FS, objectid: 299, offset: 0 };
+        let reference = ExtentRef::data(FS, ObjectId(299), FileOffset(0), 0);
         d.insert(EXTENTS, reference.keyed(at), &reference.encode_keyed(1))
     }),
     seen("extent-keyed-tree-ref-surplus", HOLES, &[Kind::ExtentRefUnused], |d| {

@@ -1,4 +1,4 @@
-//! Several direct writes on their way at once.
+//! Several direct writes in flight at once.
 //!
 //! A direct write waits for the device, and a caller with many would wait once for each. Here they
 //! are copied into aligned memory piece by piece and handed to an io_uring; the caller waits until

@@ -1,20 +1,17 @@
 //! Image files and block devices as a [`Device`].
 //!
-//! Hides how the operating system is asked: positioned reads and writes (short transfers and
-//! interrupted calls are carried on with), `fdatasync` for a flush, hole punching or `BLKDISCARD`
-//! for a discard, and the alignment that `O_DIRECT` wants. Whoever holds a [`FileDevice`] holds the
-//! right to use the image too: opening looks for other users first and takes a lock that lasts as
-//! long as the device ([`crate::lock`]).
+//! Hides how the operating system is asked: positioned reads and writes (short and interrupted ones
+//! are carried on with), `fdatasync` for a flush, hole punching or `BLKDISCARD` for a discard, and
+//! the alignment that `O_DIRECT` wants. Opening takes a lock on the image, which lasts as long as
+//! the device (`lock`).
 //!
-//! A flush makes the file's *size* durable only where the size changed since it was last durable;
-//! an image's size changes when it is made and never afterwards, so that ordinary flushes do not
-//! pay for it. Files are never grown by a write: an image is as long as it was when it was opened,
-//! and writing past that is an error, as on a disk.
+//! A flush makes the file's *size* durable only if it has changed since: an image's size changes
+//! when it is made, and ordinary flushes do not pay for it. A write never makes a file longer:
+//! writing past its end is an error, as on a disk.
 //!
-//! Where it can be done, whole blocks are written past the page cache, and read so where a read is
-//! long ([`Caching`]); the few others (a label wiped with a few bytes, the odd tail of a file) go
-//! through a second, buffered descriptor of the same file, which the kernel keeps coherent with the
-//! first.
+//! Whole blocks are written past the page cache where that can be done, and long reads go past it,
+//! too ([`Caching`]). The others (a label wiped with a few bytes, the tail of a file) go through a
+//! second, buffered descriptor of the same file. The kernel keeps both coherent.
 
 mod aligned;
 #[cfg(target_os = "linux")]
@@ -34,14 +31,7 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the device will be used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenMode {
-    /// Only read. Others may read at the same time.
-    Read,
-    /// Read and write. Nobody else may use the image meanwhile.
-    Write,
-}
+pub use crate::lock::OpenMode;
 
 /// Whether transfers go through the machine's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,8 +68,8 @@ impl FileDevice {
     /// Opens an existing image file or block device, refusing one that is in use.
     ///
     /// # Errors
-    /// [`VolumeError::Busy`] when somebody else uses the image (see [`crate::lock`]); otherwise why
-    /// it could not be opened: missing, a directory, no permission, no block device.
+    /// [`VolumeError::Busy`] when the image is in use; otherwise why it could not be opened:
+    /// missing, a directory, no permission, no block device.
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> VolumeResult<Self> {
         Self::open_cached(path, mode, Caching::Auto)
     }
@@ -98,7 +88,7 @@ impl FileDevice {
         Self::open_inner(path.as_ref(), mode, caching, false)
     }
 
-    /// Opens for reading even if somebody else is using the image. What is read may be in the
+    /// Opens for reading even if another program is using the image. What is read may be in the
     /// middle of a change.
     ///
     /// # Errors
@@ -338,7 +328,7 @@ impl Device for FileDevice {
             return Ok(());
         }
         self.check_writable(at, usize::try_from(len).unwrap_or(usize::MAX))?;
-        match os::discard(&self.file, self.block_device, at.0, len) {
+        match os::discard(&self.file, self.block_device, at.0..at.0 + len) {
             Err(e) if e.kind() == io::ErrorKind::Unsupported => {
                 self.can_discard.store(false, Ordering::Relaxed);
                 Ok(())
@@ -368,7 +358,7 @@ impl Device for FileDevice {
 
     fn start_writeback(&self, at: Physical, len: u64) {
         if !self.read_only && self.direct.as_ref().is_none_or(Direct::uses_cache) {
-            os::start_writeback(&self.file, at.0, len);
+            os::start_writeback(&self.file, at, len);
         }
     }
 }
@@ -425,7 +415,7 @@ mod tests {
         assert_eq!(back, [1; 4096]);
     }
 
-    /// The host's file system may not know O_DIRECT (older tmpfs): then nobody can insist on it.
+    /// The host's file system may not know O_DIRECT (older tmpfs): then it cannot be insisted on.
     fn every_way(path: &Path) -> Vec<Caching> {
         let mut ways = vec![Caching::Buffered, Caching::Auto];
         if FileDevice::open_cached(path, OpenMode::Write, Caching::Direct).is_ok() {

@@ -1,7 +1,9 @@
 //! The calls that differ between operating systems.
 
+use larder_format::Physical;
 use std::fs::File;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 
 /// Most buffers that one vectored system call takes.
 #[cfg(target_os = "linux")]
@@ -76,9 +78,9 @@ pub(super) fn is_cached(_: &File, _: u64, _: usize) -> bool {
     false
 }
 
-/// Drops clean pages of this range that nobody uses from the page cache.
+/// Drops clean pages of this range that are not in use from the page cache.
 #[cfg(target_os = "linux")]
-pub(super) fn drop_cached(file: &File, range: std::ops::Range<u64>) {
+pub(super) fn drop_cached(file: &File, range: Range<u64>) {
     let Some(len) = range.end.checked_sub(range.start).and_then(std::num::NonZeroU64::new) else {
         return;
     };
@@ -86,7 +88,7 @@ pub(super) fn drop_cached(file: &File, range: std::ops::Range<u64>) {
     let _ = rustix::fs::fadvise(file, range.start, Some(len), rustix::fs::Advice::DontNeed);
 }
 #[cfg(not(target_os = "linux"))]
-pub(super) fn drop_cached(_: &File, _: std::ops::Range<u64>) {}
+pub(super) fn drop_cached(_: &File, _: Range<u64>) {}
 
 #[cfg(target_os = "linux")]
 pub(super) fn write_vectored_at(file: &File, data: &[IoSlice<'_>], mut at: u64) -> io::Result<()> {
@@ -119,16 +121,16 @@ pub(super) fn write_vectored_at(file: &File, data: &[IoSlice<'_>], mut at: u64) 
 }
 
 #[cfg(target_os = "linux")]
-pub(super) fn discard(file: &File, block_device: bool, at: u64, len: u64) -> io::Result<()> {
+pub(super) fn discard(file: &File, block_device: bool, range: Range<u64>) -> io::Result<()> {
     if !block_device {
         use rustix::fs::FallocateFlags;
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        return Ok(rustix::fs::fallocate(file, how, at, len)?);
+        return Ok(rustix::fs::fallocate(file, how, range.start, range.end - range.start)?);
     }
     const BLOCK: u64 = super::aligned::ALIGN as u64;
     const BLKDISCARD: rustix::ioctl::Opcode = 0x1277;
     // It takes whole blocks only.
-    let (from, to) = (at.next_multiple_of(BLOCK), (at + len) / BLOCK * BLOCK);
+    let (from, to) = (range.start.next_multiple_of(BLOCK), range.end / BLOCK * BLOCK);
     if from >= to {
         return Ok(());
     }
@@ -140,7 +142,7 @@ pub(super) fn discard(file: &File, block_device: bool, at: u64, len: u64) -> io:
     }
 }
 #[cfg(not(target_os = "linux"))]
-pub(super) fn discard(_: &File, _: bool, _: u64, _: u64) -> io::Result<()> {
+pub(super) fn discard(_: &File, _: bool, _: Range<u64>) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -181,9 +183,9 @@ pub(super) fn data_from(_: &File, _: u64) -> Option<Option<u64>> {
 }
 
 #[cfg(target_os = "linux")]
-pub(super) fn start_writeback(file: &File, at: u64, len: u64) {
+pub(super) fn start_writeback(file: &File, at: Physical, len: u64) {
     use std::os::fd::AsRawFd;
-    let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len)) else { return };
+    let (Ok(at), Ok(len)) = (i64::try_from(at.0), i64::try_from(len)) else { return };
     // Advisory: an error here says nothing that the flush would not say again.
     // SAFETY: plain system call on a descriptor that `file` keeps open; no memory is passed.
     unsafe {
@@ -191,4 +193,4 @@ pub(super) fn start_writeback(file: &File, at: u64, len: u64) {
     }
 }
 #[cfg(not(target_os = "linux"))]
-pub(super) fn start_writeback(_: &File, _: u64, _: u64) {}
+pub(super) fn start_writeback(_: &File, _: Physical, _: u64) {}

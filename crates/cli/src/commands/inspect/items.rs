@@ -200,8 +200,8 @@ pub(super) fn reference(r: &ExtentRef, count: u32) -> Value {
         ExtentRef::SharedBlock { parent } => json!({ "parent": parent.0 }),
         ExtentRef::Data { root, objectid, offset } => json!({
             "tree": root.0.cast_signed(),
-            "inode": objectid,
-            "offset": offset.cast_signed(),
+            "inode": objectid.0,
+            "offset": offset.0.cast_signed(),
             "count": count,
         }),
         ExtentRef::SharedData { parent } => json!({ "parent": parent.0, "count": count }),

@@ -13,7 +13,7 @@ use larder_format::items::{
     ExtentFlags, ExtentItem, ExtentRecord, ExtentRef, FileExtent, parse_keyed_refs,
 };
 use larder_format::node::NodeView;
-use larder_format::{Key, KeyType, Logical, MAX_COMPRESSED_EXTENT, ObjectId, TreeId};
+use larder_format::{FileOffset, Key, KeyType, Logical, MAX_COMPRESSED_EXTENT, ObjectId, TreeId};
 use larder_restore::Tree;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
@@ -173,7 +173,7 @@ impl<'a> Owners<'a> {
         for (r, count) in &extent.refs {
             match r {
                 ExtentRef::Data { root, objectid, offset } => {
-                    let ino = ObjectId(*objectid);
+                    let ino = *objectid;
                     for (leaf, at, record) in self.by_key(extent, *root, ino, *offset, *count) {
                         self.add(&mut users, leaf, ino, at, record);
                     }
@@ -213,7 +213,7 @@ impl<'a> Owners<'a> {
         extent: &Extent,
         tree: TreeId,
         ino: ObjectId,
-        offset: u64,
+        offset: FileOffset,
         count: u32,
     ) -> Vec<(Logical, u64, ExtentRecord)> {
         let mut out = Vec::new();
@@ -221,13 +221,13 @@ impl<'a> Owners<'a> {
         // Items begin within the extent's length from where its first byte would lie, which may be
         // before the file.
         let most = extent.length.max(MAX_COMPRESSED_EXTENT);
-        let low = if offset.cast_signed() < 0 { 0 } else { offset };
-        let high = offset.wrapping_add(most);
+        let low = if offset.0.cast_signed() < 0 { 0 } else { offset.0 };
+        let high = offset.0.wrapping_add(most);
         let (low, high) =
             (Key::new(ino, KeyType::EXTENT_DATA, low), Key::new(ino, KeyType::EXTENT_DATA, high));
         let gaps = tree.walk(self.s.reader, low, high, &mut |item| {
             if let Some(record) = uses(item.key, Some(item.data), extent.start)
-                && item.key.offset.wrapping_sub(record.offset) == offset
+                && FileOffset(item.key.offset).wrapping_minus(record.offset) == offset
             {
                 out.push((item.leaf, item.key.offset, record));
             }

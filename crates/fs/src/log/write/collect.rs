@@ -234,7 +234,7 @@ fn window(
 
 /// The item for a part of what an extent item has of a file.
 pub(super) fn part_of(key: Key, r: &ExtentRecord, (start, end): (u64, u64)) -> (Key, Vec<u8>) {
-    let mut part = r.part(start - key.offset, end - start);
+    let mut part = r.part(start - key.offset..end - key.offset);
     if part.is_hole() {
         part.ram_bytes = part.num_bytes;
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::space::refs::DelayedRefs;
 use crate::tree::ops::MapTree;
+use larder_format::FileOffset;
 use larder_format::csum::data_ref_hash;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +14,7 @@ const SKINNY: ExtentFeatures = ExtentFeatures { skinny: true, nodesize: 4096 };
 const A: Logical = Logical(1 << 20);
 
 fn data(root: u64, objectid: u64, offset: u64) -> ExtentRef {
-    ExtentRef::Data { root: ObjectId(root), objectid, offset }
+    ExtentRef::data(ObjectId(root), ObjectId(objectid), FileOffset(offset), 0)
 }
 fn tree_ref(root: u64) -> ExtentRef {
     ExtentRef::TreeBlock { root: ObjectId(root) }
@@ -179,7 +180,8 @@ fn colliding() -> [ExtentRef; 2] {
     let mut seen: HashMap<u64, (u64, u64)> = HashMap::new();
     for i in 0..4_000_000u64 {
         let (objectid, offset) = (257 + (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40), i << 12);
-        if let Some((o, f)) = seen.insert(data_ref_hash(5, objectid, offset), (objectid, offset)) {
+        let hash = data_ref_hash(ObjectId(5), ObjectId(objectid), FileOffset(offset));
+        if let Some((o, f)) = seen.insert(hash, (objectid, offset)) {
             return [data(5, o, f), data(5, objectid, offset)];
         }
     }

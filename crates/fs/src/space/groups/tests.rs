@@ -7,7 +7,7 @@ use crate::space::refs::{ExtentKind, RefHead};
 use crate::tree::TreeOps;
 use crate::tree::ops::MapTree;
 use larder_format::items::{BlockGroupItem, ExtentRef};
-use larder_format::{DeviceId, Key, KeyType, ObjectId, Physical};
+use larder_format::{DeviceId, FileOffset, Key, KeyType, ObjectId, Physical};
 use larder_volume::{MappedChunk, Stripe};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -276,7 +276,7 @@ fn image() -> Image {
     for r in used {
         let mut head = RefHead::existing(r.len, ExtentKind::Data);
         head.created = true;
-        head.add(ExtentRef::Data { root: ObjectId(5), objectid: 257, offset: 0 }, 1);
+        head.add(ExtentRef::data(ObjectId(5), ObjectId(257), FileOffset(0), 0), 1);
         apply(&mut extents, features, r.start, &head).unwrap();
     }
     let mut groups = MapTree::default();
