@@ -7,9 +7,9 @@
 //! be beyond the pool's part of the cache size.
 //!
 //! **Progress.** A batch that is alone always passes, whatever it needs, and what one batch needs
-//! is bounded where batches are made up (`dirty::MOST_MADE`, `compress::batch`). Who waits here holds
-//! no transaction handle and no lock that write-back takes, and who has been let in waits for the
-//! device and for commits only: so he comes to his end and lets the next one in.
+//! is bounded where batches are made up (`dirty::MOST_MADE`, `compress::batch`). Who waits here
+//! holds no transaction handle and no lock that write-back takes, and who has been let in waits for
+//! the device and for commits only: so he comes to his end and lets the next one in.
 
 use super::Departure;
 use crate::base::sectors::SECTOR;
