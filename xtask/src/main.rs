@@ -3,6 +3,7 @@
 //! They are rules that were agreed on once and would be broken silently otherwise. Each finding is
 //! one line that names the place; the exit code is 1 if there is any.
 
+mod faults;
 mod licences;
 mod spdx;
 mod tidy;
@@ -23,7 +24,7 @@ struct Arguments {
 enum Task {
     /// Every dependency's licence is one of those in deny.toml
     Licences,
-    /// Sizes, essays, white space, links, leftovers
+    /// Sizes, essays, white space, links, leftovers, faults without a test
     Tidy,
 }
 
@@ -48,7 +49,11 @@ fn run() -> Result<Vec<String>> {
     let root = root()?;
     match Arguments::parse().task {
         Task::Licences => licences::check(&root),
-        Task::Tidy => tidy::check(&root),
+        Task::Tidy => {
+            let mut findings = tidy::check(&root)?;
+            findings.extend(faults::check(&root)?);
+            Ok(findings)
+        }
     }
 }
 

@@ -3,6 +3,9 @@
 //! [`Filesystem`] is the one door. It is synchronous, `Send + Sync`, and knows inodes, not paths
 //! and not FUSE. Everything behind it is private to the crate's modules.
 
+#[macro_use]
+mod tuning;
+
 mod ahead;
 mod alloc;
 pub mod api;
@@ -37,4 +40,7 @@ pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 pub use log::{LogStats, OnSynced, Synced, Unlogged};
 pub use root::{Received, SubvolInfo};
 pub use trim::{TrimRange, Trimmed};
+#[cfg(feature = "faults")]
+pub use tuning::faults::Fault;
+pub use tuning::older;
 pub use usage::{KindUsage, SpaceUsage};

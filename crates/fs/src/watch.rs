@@ -176,13 +176,13 @@ pub(crate) fn device(device: Arc<dyn Device>) -> Arc<dyn Device> {
 /// What the device says.
 pub(crate) fn provoke(core: &Core, inode: &Inode) -> crate::error::Result<()> {
     let tuning = &core.options.tuning;
-    if tuning.break_log_copies_locked {
+    if fault!(tuning, LogCopiesLocked) {
         inode
             .subvol
             .tree
             .locked(|| drop(std::hint::black_box(vec![0u8; core.nodesize() as usize])));
     }
-    if tuning.break_log_waits_locked {
+    if fault!(tuning, LogWaitsLocked) {
         inode.subvol.tree.locked(|| core.volume.flush())?;
     }
     Ok(())

@@ -55,7 +55,7 @@ pub(crate) fn commit_once(core: &Core) -> Result<()> {
     write_items_ahead(core);
     let (txn, since) = core.txns.close_running();
     txn.log.close();
-    let delayed = if core.options.tuning.break_snapshot_before_items {
+    let delayed = if fault!(core.options.tuning, SnapshotBeforeItems) {
         snapshot::make_all(core, &txn, |_, _| Ok(())).and_then(|()| flush_delayed_items(core, &txn))
     } else {
         flush_delayed_items(core, &txn)
@@ -448,10 +448,10 @@ impl<'a> Committer<'a> {
             }
             Applied::Changed => {}
         }
-        if core.options.tuning.break_discard_early && matches!(applied, Applied::Freed) {
+        if fault!(core.options.tuning, DiscardEarly) && matches!(applied, Applied::Freed) {
             core.volume.discard(run.start, run.len)?;
         }
-        if core.options.tuning.break_reuse_pinned && matches!(applied, Applied::Freed) {
+        if fault!(core.options.tuning, ReusePinned) && matches!(applied, Applied::Freed) {
             core.space.groups.unpin(run);
             self.freed.pop();
         }
@@ -463,7 +463,7 @@ impl<'a> Committer<'a> {
         let len = run.len.cast_signed();
         group.apply_used(if free { -len } else { len })?;
         self.dirty_groups.insert(group.run().start);
-        if self.core.roots.free_space.is_some() && !self.core.options.tuning.break_stale_free_space
+        if self.core.roots.free_space.is_some() && !fault!(self.core.options.tuning, StaleFreeSpace)
         {
             // A block that the commit itself made and dropped again within one round was never in
             // the tree.

@@ -102,7 +102,7 @@ impl Core {
             refs.check(at, u64::from(nodesize), kind)?;
             refs.check_new(new)
         };
-        if !maybe_shared || self.options.tuning.break_ignore_sharing {
+        if !maybe_shared || fault!(self.options.tuning, IgnoreSharing) {
             let mut refs = txn.refs.lock();
             check(&refs)?;
             refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;

@@ -70,7 +70,7 @@ pub(crate) fn write_nodes(
             .map(|n| Ok(Image { at: n.node.address(), bytes: finished(core, generation, n)? }))
             .collect::<Result<_>>()?;
         let written = write_images(core, &images);
-        if !core.options.tuning.break_ignore_write_errors {
+        if !fault!(core.options.tuning, IgnoreWriteErrors) {
             written?;
         }
     }
@@ -180,31 +180,32 @@ fn write_images(core: &Core, images: &[Image]) -> Result<()> {
 /// Makes everything written so far durable, then the superblock, then that.
 pub(crate) fn write_superblocks(core: &Core, superblock: &Superblock) -> Result<()> {
     let tuning = &core.options.tuning;
-    let which = if tuning.break_no_mirrors { SuperCopies::Primary } else { SuperCopies::All };
+    let which =
+        if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
     let write = || -> Result<()> {
         for (_, device) in core.volume.devices() {
             let done = write_copies(device.as_ref(), superblock, which);
-            if !tuning.break_ignore_write_errors {
+            if !fault!(tuning, IgnoreWriteErrors) {
                 done?;
             }
         }
         Ok(())
     };
-    if tuning.break_super_first {
+    if fault!(tuning, SuperFirst) {
         write()?;
         core.flush()?;
         return Ok(());
     }
-    if !tuning.break_no_flush_before_super {
+    if !fault!(tuning, NoFlushBeforeSuper) {
         let done = core.flush();
-        if !tuning.break_ignore_write_errors {
+        if !fault!(tuning, IgnoreWriteErrors) {
             done?;
         }
     }
     write()?;
-    if !tuning.break_no_flush_after_super {
+    if !fault!(tuning, NoFlushAfterSuper) {
         let done = core.flush();
-        if !tuning.break_ignore_write_errors {
+        if !fault!(tuning, IgnoreWriteErrors) {
             done?;
         }
     }
