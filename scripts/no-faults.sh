@@ -1,8 +1,7 @@
 #!/bin/bash
 # Fails if a program has faults compiled in, which are for tests: no-faults.sh PROGRAM
 #
-# A fault's name is in a program that can show it; without the feature `faults` of `larder-fs` there
-# are none.
+# Their names are strings in each program that was built with the feature `faults` of `larder-fs`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 

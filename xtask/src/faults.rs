@@ -1,7 +1,7 @@
-//! Each fault that the engine can be given happens somewhere, and a test demands that it is noticed.
+//! Each fault that a test can turn on has its place in the engine, and a test that turns it on.
 //!
-//! A fault without a place does nothing, and one without a test says nothing about the tests. The
-//! compiler finds neither: a name of an enum is used once somebody could choose it.
+//! A fault without a place does nothing, and one without a test proves nothing. The compiler finds
+//! neither, since the names are public.
 
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -49,7 +49,7 @@ fn findings(names: &str, engine: &str, tests: &str) -> Vec<String> {
             findings.push(format!("{NAMES}:{number}: no `fault!` of {ENGINE} asks for {name}"));
         }
         if !noticed.contains(&name) {
-            findings.push(format!("{NAMES}:{number}: no test in {TESTS} gives {name}"));
+            findings.push(format!("{NAMES}:{number}: no test in {TESTS} turns {name} on"));
         }
     }
     findings
@@ -95,7 +95,7 @@ mod tests {
     fn all_faults_are_found_and_have_both() {
         let root = crate::root().expect("the repository");
         let names = std::fs::read_to_string(root.join(NAMES)).expect(NAMES);
-        assert!(variants(&names).count() >= 40);
+        assert!(variants(&names).count() > 30);
         assert_eq!(check(&root).expect("files"), Vec::<String>::new());
     }
 }
