@@ -63,7 +63,7 @@ pub enum Fault {
     LogExtentsGrow,
     /// Let extents grow that another file has had a share of.
     LogSharedGrow,
-    /// Log how a file has grown that was cut and logged before, but not the hole behind its old end.
+    /// Log how a file has grown that was cut and logged before, but no hole behind its old end.
     LogNoHoles,
     /// Hang a log on the superblock that there is, although a commit has to write one first.
     LogEarlySuper,

@@ -2,8 +2,8 @@
 //!
 //! Each type here is one choice. Its first value is what Larder does, its second what Linux once
 //! did. The engine asks for a choice by a method of its type: those about logs are in
-//! `log::write::older`, the one about space is in `file::older`. Nothing else depends on these types.
-//! The option `tuning=` of a mount names the second values.
+//! `log::write::older`, the one about space is in `file::older`. Nothing else depends on these
+//! types. The option `tuning=` of a mount names the second values.
 
 /// What is written back where space is short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
