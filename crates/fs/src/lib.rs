@@ -3,6 +3,7 @@
 //! [`Filesystem`] is the one door. It is synchronous, `Send + Sync`, and knows inodes, not paths
 //! and not FUSE. Everything behind it is private to the crate's modules.
 
+#[macro_use]
 mod base;
 mod engine;
 mod file;
@@ -18,9 +19,12 @@ pub mod tree;
 #[doc(hidden)]
 pub use base::watch;
 pub use base::{api, error};
-use base::{budget, hash, lock};
+use base::{budget, hash, lock, tuning};
 
 pub use api::*;
+#[cfg(feature = "faults")]
+pub use base::tuning::faults::Fault;
+pub use base::tuning::older;
 pub use engine::fsyncs::LogStats;
 pub use error::{Error, Result};
 pub use filesystem::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};

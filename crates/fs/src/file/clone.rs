@@ -190,7 +190,7 @@ pub(super) fn part(
 /// Writes back what is delayed in either. What was lost of the target's data is no reason not to
 /// put other data there.
 fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
-    if !core.options.tuning.break_clone_unsettled {
+    if !fault!(core.options.tuning, CloneUnsettled) {
         super::fsync_data(core, from)?;
     }
     match super::fsync_data(core, to) {
@@ -456,7 +456,7 @@ impl Sharing<'_> {
         }
         let reached = outcome?;
         if let (Piece::Window(r), true) =
-            (&piece, core.options.tuning.break_clone_without_reference)
+            (&piece, fault!(core.options.tuning, CloneWithoutReference))
         {
             Guard::take(&mut h, to, start, r)?.release_twice(&mut h, to)?;
         }

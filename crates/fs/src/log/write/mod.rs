@@ -15,6 +15,7 @@
 //! | `blocks` | where those nodes lie |
 //! | `content` | what the log of a transaction has, and how contributions come into it |
 //! | `queue` | who waits for which part of it, and who hears when that is settled |
+//! | `older` | what benchmarks may switch back to what Linux once did |
 //! | `batch` | who writes the log, for whom, and when it is durable |
 //!
 //! # One `fsync`
@@ -47,6 +48,7 @@ mod collect;
 mod content;
 mod diff;
 mod names;
+mod older;
 mod queue;
 mod tree;
 
