@@ -15,7 +15,7 @@ use super::compress::{self, Part};
 use super::delalloc::{self, Departure, Job, Limits, depart, land};
 use super::dirty::index;
 use super::extents::{ExtentCursor, SECTOR};
-use super::join::{self, join};
+use super::join::join;
 use super::nocow;
 use super::property;
 use super::replace::{
@@ -31,7 +31,6 @@ use crate::transaction::Handle;
 use crate::tree::doing;
 use larder_format::items::{Compression, ExtentKind};
 use larder_format::{CsumType, Logical, MAX_DATA_EXTENT, ObjectId};
-use rayon::prelude::*;
 use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -183,7 +183,7 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
                 prepare(core, &inode.subvol, false, |d| xattr::put_property(d, inode, value))?;
             let mut handle = prepared.write()?.0;
             if value.is_some() {
-                handle.need_incompat(file::compress::incompat(method).bits());
+                handle.need_incompat(file::property::incompat(method).bits());
             }
             handle
         }

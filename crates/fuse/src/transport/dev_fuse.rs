@@ -157,7 +157,7 @@ impl ReaderBarrier {
 
     /// A transfer goes to a worker.
     fn moved_to_worker(&self, unique: u64) {
-        self.state.lock().away.insert(unique);
+        self.state.lock().with_workers.insert(unique);
     }
 
     /// A worker has answered it.
