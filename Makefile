@@ -82,6 +82,7 @@ SHARE = $(DESTDIR)$(PREFIX)/share
 # `make build` first, where root has no Rust toolchain.
 install:
 	@test -x $(LARDER) || $(MAKE) build
+	@scripts/no-faults.sh $(LARDER)
 	install -d $(BIN) $(SBIN) $(SHARE)/man/man1 $(SHARE)/man/man8 \
 	    $(SHARE)/bash-completion/completions \
 	    $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d

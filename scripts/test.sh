@@ -62,6 +62,24 @@ else
     failed=$((failed + 1))
 fi
 
+# `make run` has just built what users get. What the tests ran has faults: else this proves nothing.
+no_faults() {
+    local tested
+    tested=$(sed -n 's/.*Running tests\/must_fail.rs (\(.*\))$/\1/p' "$log")
+    scripts/no-faults.sh "$target/debug/larder" || return
+    [ -n "$tested" ] || return 0
+    scripts/no-faults.sh "$tested"
+    [ $? = 1 ]
+}
+if no_faults >"$target/no-faults.log" 2>&1; then
+    echo "test no faults in larder ... ok"
+    passed=$((passed + 1))
+else
+    cat "$target/no-faults.log"
+    echo "test no faults in larder ... FAILED"
+    failed=$((failed + 1))
+fi
+
 if [ -s "$skipped" ]; then
     echo
     echo "skipped:"

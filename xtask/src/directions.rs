@@ -77,6 +77,7 @@ const HOUSES: &[House] = &[
             "map",
             "seek",
             "writeback",
+            "older",
             "reclaim",
         ],
         exceptions: &[],

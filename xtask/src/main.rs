@@ -4,6 +4,7 @@
 //! one line that names the place; the exit code is 1 if there is any.
 
 mod directions;
+mod faults;
 mod lexer;
 mod licences;
 mod prose;
@@ -30,7 +31,7 @@ enum Task {
     /// Every dependency's licence is one of those in deny.toml
     Licences,
     /// Sizes, widths, essays, prose, units, white space, links, leftovers, directions of
-    /// dependencies
+    /// dependencies, faults without a test
     Tidy,
 }
 
@@ -55,7 +56,9 @@ fn run() -> Result<Vec<String>> {
     let root = root()?;
     match Arguments::parse().task {
         Task::Licences => licences::check(&root),
-        Task::Tidy => Ok([tidy::check(&root)?, directions::check(&root)?].concat()),
+        Task::Tidy => {
+            Ok([tidy::check(&root)?, directions::check(&root)?, faults::check(&root)?].concat())
+        }
     }
 }
 

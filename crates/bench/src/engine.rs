@@ -7,6 +7,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use larder_fs::older::Reclaim;
 use larder_fs::{
     FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, SetTime, Timestamp, Tuning,
 };
@@ -52,7 +53,10 @@ const TAR_PIECE: usize = 10 << 10;
 impl Engine {
     pub(crate) fn run(&self) -> Result<()> {
         let device = FileDevice::open(&self.image, OpenMode::Write)?;
-        let tuning = Tuning { reclaim_whole_inodes: self.whole_inodes, ..Tuning::default() };
+        let mut tuning = Tuning::default();
+        if self.whole_inodes {
+            tuning.reclaim = Reclaim::WholeInodes;
+        }
         let options =
             OpenOptions { cache_size: self.cache_mib << 20, tuning, ..OpenOptions::default() };
         let fs = Filesystem::open(Arc::new(device) as Arc<dyn Device>, options)?;

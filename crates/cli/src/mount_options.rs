@@ -7,7 +7,7 @@
 pub(crate) mod whole;
 
 use crate::size;
-use larder_fs::{Compress, Packing, SubvolChoice, Tuning};
+use larder_fs::{Compress, Packing, SubvolChoice, Tuning, older};
 use larder_fuse::Transport;
 use larder_volume::Caching;
 use std::os::unix::ffi::OsStrExt;
@@ -317,10 +317,10 @@ fn passes(name: &str, value: Option<&str>) -> bool {
 /// Switches something back to what Linux once did, so that benchmarks can show what it is worth.
 fn switch(tuning: &mut Tuning, name: &str) -> Result<(), String> {
     match name {
-        "whole-inodes" => tuning.reclaim_whole_inodes = true,
-        "locked-copies" => tuning.log_copies_leaves_locked = true,
-        "log-waits" => tuning.log_waits_for_commit = true,
-        "log-alone" => tuning.log_alone = true,
+        "whole-inodes" => tuning.reclaim = older::Reclaim::WholeInodes,
+        "locked-copies" => tuning.log_copies = older::LogCopies::Locked,
+        "log-waits" => tuning.log_start = older::LogStart::AfterCommit,
+        "log-alone" => tuning.log_entry = older::LogEntry::Alone,
         _ => {
             return Err(format!(
                 "tuning={name}: use whole-inodes, locked-copies, log-waits or log-alone, joined \
@@ -481,8 +481,10 @@ mod tests {
     #[test]
     fn old_behaviour_is_for_benchmarks() {
         let w = ok(&["notreelog,treelog,tuning=log-alone+log-waits,notreelog"]);
-        assert!(w.tuning.no_log && w.tuning.log_alone && w.tuning.log_waits_for_commit);
-        assert!(!w.tuning.log_copies_leaves_locked && !w.tuning.reclaim_whole_inodes);
+        assert!(w.tuning.no_log && w.tuning.log_entry == older::LogEntry::Alone);
+        assert_eq!(w.tuning.log_start, older::LogStart::AfterCommit);
+        assert_eq!(w.tuning.log_copies, older::LogCopies::None);
+        assert_eq!(w.tuning.reclaim, older::Reclaim::AsNeeded);
         assert!(!HELP.contains("tuning") && HELP.contains("notreelog"));
     }
 

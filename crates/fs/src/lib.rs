@@ -57,6 +57,7 @@
 //!
 //! `ARCHITECTURE.md` describes what is behind the door.
 
+#[macro_use]
 mod base;
 mod engine;
 mod file;
@@ -72,9 +73,12 @@ pub mod tree;
 #[doc(hidden)]
 pub use base::watch;
 pub use base::{api, error};
-use base::{budget, hash, lock};
+use base::{budget, hash, lock, tuning};
 
 pub use api::*;
+#[cfg(feature = "faults")]
+pub use base::tuning::faults::Fault;
+pub use base::tuning::older;
 pub use engine::fsyncs::LogStats;
 pub use error::{Error, Result};
 pub use filesystem::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};

@@ -1,6 +1,6 @@
 //! Commits alone under power cuts: the label is the one thing that changes.
 
-use larder_fs::{Filesystem, OpenOptions, Tuning};
+use larder_fs::{Fault, Filesystem, OpenOptions, Tuning};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{Seq, SimDevice};
 use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
@@ -71,10 +71,10 @@ fn a_commit_is_there_or_not() {
 #[test]
 fn broken_commits_are_caught() {
     for tuning in [
-        Tuning { break_no_flush_before_super: true, ..Tuning::default() },
-        Tuning { break_no_flush_after_super: true, ..Tuning::default() },
-        Tuning { break_super_first: true, ..Tuning::default() },
-        Tuning { break_stale_free_space: true, ..Tuning::default() },
+        Tuning::from(Fault::NoFlushBeforeSuper),
+        Tuning::from(Fault::NoFlushAfterSuper),
+        Tuning::from(Fault::SuperFirst),
+        Tuning::from(Fault::StaleFreeSpace),
     ] {
         let (states, wrong) = commits(6, tuning.clone());
         assert!(wrong.is_some(), "{tuning:?} went unnoticed in {states} states");

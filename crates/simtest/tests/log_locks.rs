@@ -5,6 +5,7 @@
 //! walks, and eight threads at once.
 #![cfg(debug_assertions)]
 
+use larder_fs::Fault;
 use larder_fs::watch::{is_logging_under_a_tree, trees_locked_while_logging};
 use larder_simtest::runner::{Config, execute, show};
 use larder_simtest::workload::{Workload, random, threads};
@@ -76,11 +77,10 @@ fn nothing_takes_long_under_a_trees_lock() {
 
     // Done on purpose, both are found.
     let one = Workload::script("one", "new f; f[0,64K)=a; F f").expect("a workload");
-    config.options.tuning.break_log_copies_locked = true;
+    config.options.tuning.fault = Some(Fault::LogCopiesLocked);
     run(&config, &one).expect("it only takes long");
     assert_eq!((FOUND.load(Ordering::Relaxed), LONGEST.load(Ordering::Relaxed)), (1, 16 << 10));
-    config.options.tuning.break_log_copies_locked = false;
-    config.options.tuning.break_log_waits_locked = true;
+    config.options.tuning.fault = Some(Fault::LogWaitsLocked);
     let panicked = runner::quietly(|| run(&config, &one)).expect_err("a flush under a tree's lock");
     assert!(panicked.contains("a device is waited for while a tree"), "{panicked}");
 }

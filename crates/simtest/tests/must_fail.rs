@@ -1,14 +1,14 @@
 //! The simulation itself is tested: an engine that is broken on purpose must be caught, and within
 //! few states.
 //!
-//! Each test turns one switch of `Tuning` on, runs workloads that depend on what it breaks, and
-//! demands a failure. The same workloads on the engine as it is must pass, so that the failure is
-//! the switch's doing.
+//! Each test turns one `Fault` on, runs workloads that depend on what it breaks, and demands a
+//! failure. The same workloads on the engine as it is must pass, so that the failure is the fault's
+//! doing.
 
-use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions, SetAttr, Tuning};
+use larder_fs::{Fault, FileKind, Filesystem, NewInode, OpenOptions, SetAttr, Tuning};
 use larder_simtest::cloning::cloning;
 use larder_simtest::crash::{Crashes, Limits};
-use larder_simtest::device::{Access, AccessKind, Fault, SimDevice};
+use larder_simtest::device::{self, Access, AccessKind, SimDevice};
 use larder_simtest::faults;
 use larder_simtest::image::Image;
 use larder_simtest::judge::Depth;
@@ -105,12 +105,12 @@ const WALKS: u64 = 100;
 
 #[test]
 fn a_log_with_a_part_of_the_checksums() {
-    caught_walking(Tuning { break_log_part_csums: true, ..Tuning::default() });
+    caught_walking(Fault::LogPartCsums.into());
 }
 
 #[test]
 fn a_log_with_new_checksums_only() {
-    let broken = Tuning { break_log_older_csums: true, ..Tuning::default() };
+    let broken = Tuning::from(Fault::LogOlderCsums);
     // A clone has both parts at once; of a file that is written in more places than are kept apart
     // all is logged.
     let given = "new h; alloc h[0,64K); h[0,8K)=a; COMMIT; h[8K,16K)=b; copy h[4K,16K)>h@64K; F h";
@@ -124,7 +124,7 @@ fn a_log_with_new_checksums_only() {
 
 #[test]
 fn a_log_with_what_another_file_has_preallocated() {
-    let broken = Tuning { break_log_preallocated: true, ..Tuning::default() };
+    let broken = Tuning::from(Fault::LogPreallocated);
     let depth = Depth { checked: 1.0, recovered: 1.0, ..LOOK };
     let committed = "new h; alloc h[0,64K); new g; COMMIT; h[8K,16K)=b; copy h[4K,16K)>g@4K; F g";
     let logged =
@@ -135,17 +135,17 @@ fn a_log_with_what_another_file_has_preallocated() {
 
 #[test]
 fn extents_of_a_log_that_grow() {
-    caught_walking(Tuning { break_log_extents_grow: true, ..Tuning::default() });
+    caught_walking(Fault::LogExtentsGrow.into());
 }
 
 #[test]
 fn extents_that_were_shared_and_grow() {
-    caught_walking(Tuning { break_log_shared_grow: true, ..Tuning::default() });
+    caught_walking(Fault::LogSharedGrow.into());
 }
 
 #[test]
 fn in_place_writes_of_what_comes_back_elsewhere() {
-    caught_walking(Tuning { break_in_place_shared_before: true, ..Tuning::default() });
+    caught_walking(Fault::InPlaceSharedBefore.into());
 }
 
 /// Data that is durable, data of the running transaction, and data that was written just now,
@@ -159,34 +159,34 @@ const DEDUPES: &str = "new f; f[0,64K)=a; new g; g[0,64K)=a; COMMIT; dedupe f[0,
 
 #[test]
 fn a_dedupe_without_a_reference() {
-    let broken = Tuning { break_clone_without_reference: true, ..Tuning::default() };
+    let broken = Tuning::from(Fault::CloneWithoutReference);
     caught(CHECK, &[DEDUPES], broken);
 }
 
 #[test]
 fn a_clone_without_a_reference() {
-    let broken = Tuning { break_clone_without_reference: true, ..Tuning::default() };
+    let broken = Tuning::from(Fault::CloneWithoutReference);
     caught(CHECK, &[CLONES], broken);
 }
 
 #[test]
 fn a_clone_without_what_is_in_memory() {
-    caught(LOOK, &[CLONES], Tuning { break_clone_unsettled: true, ..Tuning::default() });
+    caught(LOOK, &[CLONES], Fault::CloneUnsettled.into());
 }
 
 #[test]
 fn no_flush_before_the_superblock() {
-    caught(LOOK, &[NAMES], Tuning { break_no_flush_before_super: true, ..Tuning::default() });
+    caught(LOOK, &[NAMES], Fault::NoFlushBeforeSuper.into());
 }
 
 #[test]
 fn no_flush_after_the_superblock() {
-    caught(LOOK, &[NAMES], Tuning { break_no_flush_after_super: true, ..Tuning::default() });
+    caught(LOOK, &[NAMES], Fault::NoFlushAfterSuper.into());
 }
 
 #[test]
 fn superblock_before_the_nodes() {
-    caught(LOOK, &[NAMES], Tuning { break_super_first: true, ..Tuning::default() });
+    caught(LOOK, &[NAMES], Fault::SuperFirst.into());
 }
 
 /// Two threads. The first one's last operations are held at the first access that matches;
@@ -245,14 +245,14 @@ fn freed_space_is_used_at_once() {
             ("new t1_g; t1_g[0,2M)=b; F t1_g", true),
         )
     };
-    let broken = Tuning { break_reuse_pinned: true, ..Tuning::default() };
+    let broken = Tuning::from(Fault::ReusePinned);
     let filler = (5..9).find(|n| !run(*n, &broken).failures.is_empty());
     run(filler.expect("reuse is noticed"), &Tuning::default()).assert_sound();
 }
 
 #[test]
 fn discards_before_the_superblock() {
-    caught(LOOK, &[CHURN], Tuning { break_discard_early: true, ..Tuning::default() });
+    caught(LOOK, &[CHURN], Fault::DiscardEarly.into());
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn extents_before_their_data() {
         )
     };
     let commits = Tuning { no_log: true, ..Tuning::default() };
-    let found = run(&Tuning { break_extent_before_data: true, ..commits.clone() });
+    let found = run(&Tuning { fault: Some(Fault::ExtentBeforeData), ..commits.clone() });
     assert!(!found.failures.is_empty(), "early extents went unnoticed: {found}");
     run(&commits).assert_sound();
 }
@@ -281,44 +281,44 @@ fn a_log_before_the_commit_that_it_follows() {
         let before = "new t0_f; t0_f[0,64K)=a; COMMIT; new t0_g; xa t0_g user.k=v";
         overlapped(tuning, before, ("COMMIT", nodes), ("new t1_g; F t1_g", waits))
     };
-    let found = run(&Tuning { break_log_early_super: true, ..Tuning::default() }, false);
+    let found = run(&Fault::LogEarlySuper.into(), false);
     assert!(!found.failures.is_empty(), "an early log went unnoticed: {found}");
     run(&Tuning::default(), true).assert_sound();
 }
 
 #[test]
 fn a_log_without_flushes() {
-    caught(LOOK, &[NAMES], Tuning { break_log_no_flush: true, ..Tuning::default() });
+    caught(LOOK, &[NAMES], Fault::LogNoFlush.into());
 }
 
 #[test]
 fn a_log_without_checksums() {
     let texts = ["new f; f[0,64K)=a; F f; f[64K,200K)=b; F f"];
-    caught(LOOK, &texts, Tuning { break_log_no_csums: true, ..Tuning::default() });
+    caught(LOOK, &texts, Fault::LogNoCsums.into());
 }
 
 #[test]
 fn a_log_without_deletions() {
     let texts = ["mk A; new A/f; new A/g; COMMIT; rm A/f; F A; mv A/g g; F g"];
-    caught(LOOK, &texts, Tuning { break_log_no_deletions: true, ..Tuning::default() });
+    caught(LOOK, &texts, Fault::LogNoDeletions.into());
 }
 
 #[test]
 fn a_log_that_forgets_who_loses_a_name() {
     let texts = ["mk A; mk A/X; new A/X/f; A/X/f[0,9000)=a; COMMIT; mv A/X A/Y; mk A/X; F A/X"];
-    caught(LOOK, &texts, Tuning { break_log_no_conflicts: true, ..Tuning::default() });
+    caught(LOOK, &texts, Fault::LogNoConflicts.into());
 }
 
 #[test]
 fn a_log_without_holes_behind_what_was_cut() {
     let texts = ["new f; f[0,16K)=a; COMMIT; trunc f 5000; F f; trunc f 32K; F f"];
-    caught(LOOK, &texts, Tuning { break_log_no_holes: true, ..Tuning::default() });
+    caught(LOOK, &texts, Fault::LogNoHoles.into());
 }
 
 #[test]
 fn a_log_that_overwrites_itself() {
     let texts = ["new f; f[0,9000)=a; F f; new g; g[0,9000)=b; F g; new h; F h; f[0,9000)=c; F f"];
-    caught(LOOK, &texts, Tuning { break_log_overwrites: true, ..Tuning::default() });
+    caught(LOOK, &texts, Fault::LogOverwrites.into());
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn discards_of_more_than_was_freed() {
     // Four files share a granule; some of them go.
     let text = "new e; e[0,20K)=e; new f; f[0,20K)=a; new g; g[0,20K)=b; new h; h[0,20K)=c; \
         COMMIT; rm f; COMMIT; trunc h 5000; COMMIT; rm e; COMMIT";
-    caught(LOOK, &[text], Tuning { break_discard_beyond: true, ..Tuning::default() });
+    caught(LOOK, &[text], Fault::DiscardBeyond.into());
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_size_that_covers_what_is_not_there_yet() {
     caught(
         LOOK,
         &[text],
-        Tuning { break_size_before_data: true, no_log: true, ..Tuning::default() },
+        Tuning { fault: Some(Fault::SizeBeforeData), no_log: true, ..Tuning::default() },
     );
 }
 
@@ -390,7 +390,7 @@ fn written_under_a_snapshot(tuning: &Tuning) -> Result<usize, String> {
 
 #[test]
 fn in_place_writes_of_what_a_snapshot_shares() {
-    let broken = Tuning { break_in_place_shared: true, ..Tuning::default() };
+    let broken = Tuning::from(Fault::InPlaceShared);
     assert!(written_under_a_snapshot(&broken).is_err(), "a snapshot that changes went unnoticed");
     let seen = written_under_a_snapshot(&Tuning::default()).expect("it stays as it was");
     assert!(seen > 10, "{seen} states");
@@ -445,7 +445,7 @@ fn cut_and_grown(tuning: &Tuning) -> Result<usize, String> {
 
 #[test]
 fn truncations_that_leave_something_behind() {
-    let broken = Tuning { break_truncate_at_once: true, ..Tuning::default() };
+    let broken = Tuning::from(Fault::TruncateAtOnce);
     assert!(cut_and_grown(&broken).is_err(), "half a truncation went unnoticed");
     let seen = cut_and_grown(&Tuning::default()).expect("none comes back");
     assert!(seen > 10, "{seen} states");
@@ -454,7 +454,7 @@ fn truncations_that_leave_something_behind() {
 #[test]
 fn growth_that_shows_what_was_cut_off() {
     let texts = ["new f; f[0,12K)=a; COMMIT; trunc f 5000; trunc f 9000; F f"];
-    caught(LOOK, &texts, Tuning { break_tail_shows: true, ..Tuning::default() });
+    caught(LOOK, &texts, Fault::TailShows.into());
 }
 
 #[test]
@@ -462,15 +462,15 @@ fn reserved_space_that_becomes_data_before_it_is_written() {
     // The write fails: what the file then has there must read as zeros, or be told as lost.
     let text = "new f; alloc f[0,100K); COMMIT; f[0,60K)=a; F f; COMMIT";
     let ops = parse(text).expect("a workload").remove(0);
-    let config = |early| {
+    let config = |early: bool| {
         let mut config = Config::new(1).expect("a new file system");
         config.max_states = 40;
-        config.options.tuning.break_extent_before_data = early;
+        config.options.tuning.fault = early.then_some(Fault::ExtentBeforeData);
         config
     };
     let writes = faults::accesses(&config(false), &ops).expect("runs without faults").writes;
     let fails = |early: bool, n: u64| {
-        faults::run(&config(early), &ops, &[Fault::nth(n, Access::is_write)]).is_err()
+        faults::run(&config(early), &ops, &[device::Fault::nth(n, Access::is_write)]).is_err()
     };
     assert!(
         (0..writes).any(|n| fails(true, n)),
@@ -481,12 +481,12 @@ fn reserved_space_that_becomes_data_before_it_is_written() {
 
 #[test]
 fn no_data_checksums() {
-    caught(CHECK, &[CHURN], Tuning { break_no_csums: true, ..Tuning::default() });
+    caught(CHECK, &[CHURN], Fault::NoCsums.into());
 }
 
 #[test]
 fn fsync_that_does_not_wait() {
-    let tuning = Tuning { break_fsync_does_not_wait: true, ..Tuning::default() };
+    let tuning = Tuning::from(Fault::FsyncDoesNotWait);
     let config = config(None, LOOK, tuning);
     let world = show(&config.base, &config.options).expect("a fresh file system");
     let device = Arc::new(SimDevice::new(config.base.clone()));
@@ -524,18 +524,18 @@ fn fsync_that_does_not_wait() {
 
 #[test]
 fn stale_free_space_tree() {
-    caught(CHECK, &[CHURN], Tuning { break_stale_free_space: true, ..Tuning::default() });
+    caught(CHECK, &[CHURN], Fault::StaleFreeSpace.into());
 }
 
 #[test]
 fn no_orphan_items() {
     let texts = ["new f; COMMIT; open f h; rm f; COMMIT; new g; F g; close h; COMMIT"];
-    caught(CHECK, &texts, Tuning { break_no_orphans: true, ..Tuning::default() });
+    caught(CHECK, &texts, Fault::NoOrphans.into());
 }
 
 #[test]
 fn no_superblock_mirrors() {
-    caught(LOOK, &[NAMES], Tuning { break_no_mirrors: true, ..Tuning::default() });
+    caught(LOOK, &[NAMES], Fault::NoSuperMirrors.into());
 }
 
 /// A file system on which Linux has made files and a snapshot of them.
@@ -565,12 +565,7 @@ fn sharing_is_ignored() {
          file-299; trunc file-150 10; COMMIT; xa file-003 user.k=v; F file-003",
     ];
     let depth = Depth { emptied: 0.0, ..CHECK };
-    caught_on(
-        Some(&base),
-        depth,
-        &texts,
-        Tuning { break_ignore_sharing: true, ..Tuning::default() },
-    );
+    caught_on(Some(&base), depth, &texts, Fault::IgnoreSharing.into());
 }
 
 #[test]
@@ -578,8 +573,9 @@ fn write_errors_are_ignored() {
     let ops = parse(NAMES).expect("a workload").remove(0);
     let mut config = Config::new(1).expect("a new file system");
     config.max_states = 40;
-    config.options.tuning.break_ignore_write_errors = true;
+    config.options.tuning.fault = Some(Fault::IgnoreWriteErrors);
     let writes = faults::accesses(&config, &ops).expect("runs without faults").writes;
-    let fails = |n: u64| faults::run(&config, &ops, &[Fault::nth(n, Access::is_write)]).is_err();
+    let fails =
+        |n: u64| faults::run(&config, &ops, &[device::Fault::nth(n, Access::is_write)]).is_err();
     assert!((0..writes).any(fails), "{writes} writes failed, each once, and nothing was noticed");
 }

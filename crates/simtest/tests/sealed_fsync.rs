@@ -7,7 +7,7 @@
 //! that the next transaction's log is written, and waits, between any two steps of a commit.
 //! `LARDER_SCALE=20` takes 20 times as many.
 
-use larder_fs::Filesystem;
+use larder_fs::{Fault, Filesystem};
 use larder_simtest::device::{Access, AccessKind, Gate, SimDevice};
 use larder_simtest::judge::Depth;
 use larder_simtest::model::{Domain, History};
@@ -214,7 +214,7 @@ fn a_log_is_written_between_the_steps_of_the_commit_before_it() {
 
 #[test]
 fn an_fsync_that_does_not_wait_is_noticed() {
-    let mut stage = Stage::new(2, |c| c.options.tuning.break_fsync_does_not_wait = true);
+    let mut stage = Stage::new(2, |c| c.options.tuning.fault = Some(Fault::FsyncDoesNotWait));
     assert!(early(&mut stage, SUPERBLOCK, BEFORE, MEANWHILE));
 }
 

@@ -4,7 +4,7 @@
 
 use larder_check::{Finding, Kind, Options, Severity};
 use larder_format::ids::ObjectId;
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Tuning};
+use larder_fs::{Fault, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Tuning};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{Seq, SimDevice};
 use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
@@ -340,12 +340,16 @@ fn subvolumes_are_there_or_not() {
 #[test]
 fn broken_subvolumes_are_caught() {
     for tuning in [
-        Tuning { break_snapshot_sharing: true, ..Tuning::default() },
-        Tuning { break_snapshot_without_data: true, ..Tuning::default() },
-        Tuning { break_snapshot_before_items: true, ..Tuning::default() },
-        Tuning { break_drop_progress: true, drop_step: Some(30), ..Tuning::default() },
-        Tuning { break_drop_progress_early: true, drop_step: Some(30), ..Tuning::default() },
-        Tuning { break_no_flush_before_super: true, ..Tuning::default() },
+        Tuning::from(Fault::SnapshotWithoutSharing),
+        Tuning::from(Fault::SnapshotWithoutData),
+        Tuning::from(Fault::SnapshotBeforeItems),
+        Tuning {
+            fault: Some(Fault::DropWithoutProgress),
+            drop_step: Some(30),
+            ..Tuning::default()
+        },
+        Tuning { fault: Some(Fault::DropProgressEarly), drop_step: Some(30), ..Tuning::default() },
+        Tuning::from(Fault::NoFlushBeforeSuper),
     ] {
         let caught = WORKLOADS.iter().find_map(|steps| judge(steps, tuning.clone(), 1).1);
         println!("{}", caught.as_ref().unwrap_or_else(|| panic!("{tuning:?} went unnoticed")));

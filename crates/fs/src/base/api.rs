@@ -2,6 +2,7 @@
 //!
 //! They are plain values in the engine's own words. Front ends translate them to theirs.
 
+pub use crate::tuning::Tuning;
 pub use larder_codec::{Packing, PackingError};
 use larder_format::items::Timespec;
 use larder_format::{CsumType, Generation, Logical, TreeId};
@@ -339,128 +340,6 @@ impl Default for OpenOptions {
             tuning: Tuning::default(),
         }
     }
-}
-
-/// Internal switches, reachable from benchmarks and tests only.
-///
-/// The `break_*` fields damage the engine on purpose: the must-fail suite of the simulation turns
-/// each on and demands that the damage is noticed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Tuning {
-    /// Skip the flush between nodes and superblock.
-    pub break_no_flush_before_super: bool,
-    /// Skip the flush after the superblock.
-    pub break_no_flush_after_super: bool,
-    /// Write the superblock before the nodes.
-    pub break_super_first: bool,
-    /// Hand freed space out again at once instead of pinning it.
-    pub break_reuse_pinned: bool,
-    /// Insert a file extent before its data is on the device.
-    pub break_extent_before_data: bool,
-    /// Do not record data checksums.
-    pub break_no_csums: bool,
-    /// Return from fsync without waiting for the commit.
-    pub break_fsync_does_not_wait: bool,
-    /// Do not write freed/allocated space to the free-space tree.
-    pub break_stale_free_space: bool,
-    /// Ignore `last_snapshot`: treat every block as unshared.
-    pub break_ignore_sharing: bool,
-    /// Make a snapshot without noting that its blocks are shared now.
-    pub break_snapshot_sharing: bool,
-    /// Make a snapshot without writing delayed data back first.
-    pub break_snapshot_without_data: bool,
-    /// Make a snapshot before what operations left to the seal is in its source.
-    pub break_snapshot_before_items: bool,
-    /// Do not note how far a deleted subvolume has been dropped.
-    pub break_drop_progress: bool,
-    /// Note that a deleted subvolume has been dropped further than it is.
-    pub break_drop_progress_early: bool,
-    /// Share an extent without a reference for who gets it.
-    pub break_clone_without_reference: bool,
-    /// Clone what the source has on the device, without what it has in memory.
-    pub break_clone_unsettled: bool,
-    /// Leave orphan items out when a linked-to-nothing inode stays open.
-    pub break_no_orphans: bool,
-    /// Skip the flushes that make a log durable.
-    pub break_log_no_flush: bool,
-    /// Do not log checksums.
-    pub break_log_no_csums: bool,
-    /// Do not log what has gone from a directory.
-    pub break_log_no_deletions: bool,
-    /// Do not log who loses a name to what is logged.
-    pub break_log_no_conflicts: bool,
-    /// Log of the checksums that were noted together only those that begin with an extent of the
-    /// file.
-    pub break_log_part_csums: bool,
-    /// Log data that another file wrote into space that it had preallocated.
-    pub break_log_preallocated: bool,
-    /// Log only checksums that the transaction has noted.
-    pub break_log_older_csums: bool,
-    /// Let extents grow that a log has.
-    pub break_log_extents_grow: bool,
-    /// Let extents grow that another file has had a share of.
-    pub break_log_shared_grow: bool,
-    /// Log what a file that was cut and logged has become since, but not the hole behind its old
-    /// end.
-    pub break_log_no_holes: bool,
-    /// Hang a log on the superblock that there is, although another is to come before.
-    pub break_log_early_super: bool,
-    /// Write a log's nodes over those that the durable log has.
-    pub break_log_overwrites: bool,
-    /// Copy a node under a tree's lock while logging.
-    pub break_log_copies_locked: bool,
-    /// Wait for the device under a tree's lock while logging.
-    pub break_log_waits_locked: bool,
-    /// Write super mirrors never (only the primary).
-    pub break_no_mirrors: bool,
-    /// Report success although a metadata write failed.
-    pub break_ignore_write_errors: bool,
-    /// Discard freed space before the superblock that frees it is durable.
-    pub break_discard_early: bool,
-    /// Discard whole granules although something in them is in use.
-    pub break_discard_beyond: bool,
-    /// Write in place what a snapshot shares.
-    pub break_in_place_shared: bool,
-    /// Write in place what nobody else has now, although a crash can bring it back elsewhere.
-    pub break_in_place_shared_before: bool,
-    /// Set the new size of a file of many extents before they are gone.
-    pub break_truncate_at_once: bool,
-    /// Let a file that grows show what its last sector had behind the end.
-    pub break_tail_shows: bool,
-    /// Let the size on the device cover bytes that are not in extents yet.
-    pub break_size_before_data: bool,
-    /// Make every `fsync` a commit.
-    pub no_log: bool,
-    /// Discard whatever is freed, metadata and single sectors too, as soon as it may be.
-    pub discard_everything: bool,
-    /// Changed inodes from which on the commit writes their items before it seals; `None`: the
-    /// usual number.
-    pub seal_ahead: Option<usize>,
-    /// Bytes written that nobody has flushed from which on the device is flushed ahead of need;
-    /// `None`: the usual number.
-    pub flush_ahead: Option<u64>,
-    /// Commit after each step of an operation that takes several transactions: cutting, deleting or
-    /// punching many extents.
-    pub commit_steps: bool,
-    /// Changes of references after which dropping a deleted subvolume commits and waits; `None`:
-    /// the usual, and no wait.
-    pub drop_step: Option<u64>,
-    /// Where space is short, write whole files back rather than as much as is needed: what Linux
-    /// once did.
-    pub reclaim_whole_inodes: bool,
-    /// While an inode is logged, copy the leaves that have its items into new memory under the lock
-    /// of its tree: what Linux once did.
-    pub log_copies_leaves_locked: bool,
-    /// Log nothing while a commit is on its way, until its superblock is durable: what Linux once
-    /// did.
-    pub log_waits_for_commit: bool,
-    /// Have each caller of `fsync` bring what it has into the log itself, one at a time, deleting
-    /// the range of its checksums first whether or not extents are shared: what Linux once did.
-    pub log_alone: bool,
-    /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the
-    /// system's.
-    pub fake_clock: bool,
 }
 
 /// `statfs`.

@@ -8,9 +8,13 @@
 //! | `lock`, [`watch`] | the order of locks, how it is checked, what must not happen under a lock |
 //! | `sectors` | where sectors of a file begin and end |
 //! | `budget` | how the cache size is divided |
+//! | `tuning` | what tests and benchmarks make the engine do otherwise; `fault!` |
 //!
 //! The crate's root brings most of these names in, so they are `crate::error`, `crate::lock` and so
 //! on.
+
+#[macro_use]
+pub(crate) mod tuning;
 
 pub mod api;
 pub(crate) mod budget;

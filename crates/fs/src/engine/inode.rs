@@ -181,8 +181,8 @@ impl Inode {
     pub(crate) fn has_logged_extents(&self, h: &Handle<'_>) -> bool {
         let tuning = &h.ground.options.tuning;
         let in_it = |last: &AtomicU64| last.load(Ordering::Acquire) >= h.generation().0;
-        let logged = in_it(&self.extents_logged_in) && !tuning.break_log_extents_grow;
-        logged || in_it(&self.last_reflink) && !tuning.break_log_shared_grow
+        let logged = in_it(&self.extents_logged_in) && !fault!(tuning, LogExtentsGrow);
+        logged || in_it(&self.last_reflink) && !fault!(tuning, LogSharedGrow)
     }
     /// Its number, as the first part of a key.
     pub(crate) fn object(&self) -> ObjectId {
@@ -266,7 +266,7 @@ impl Inode {
         }
         let mut item = state.item;
         item.size = match self.kind {
-            FileKind::Regular if !ground.options.tuning.break_size_before_data => {
+            FileKind::Regular if !fault!(ground.options.tuning, SizeBeforeData) => {
                 self.data.disk_size(state.size).into()
             }
             _ => state.size.into(),

@@ -181,7 +181,7 @@ pub(super) fn part(
 /// Writes delayed data of both files back. Lost data of the target is no reason not to put other
 /// data there.
 fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
-    if !core.options.tuning.break_clone_unsettled {
+    if !fault!(core.options.tuning, CloneUnsettled) {
         super::fsync_data(core, from)?;
     }
     match super::fsync_data(core, to) {
@@ -447,7 +447,7 @@ impl Sharing<'_> {
         }
         let reached = outcome?;
         if let (Piece::Window(r), true) =
-            (&piece, core.options.tuning.break_clone_without_reference)
+            (&piece, fault!(core.options.tuning, CloneWithoutReference))
         {
             Guard::take(&mut h, to, start, r)?.release_twice(&mut h, to)?;
         }

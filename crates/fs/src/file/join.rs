@@ -104,7 +104,7 @@ fn join_two(h: &mut Handle<'_>, inode: &Arc<Inode>, left: &Whole, right: &Whole)
     let key = |e: &Whole| extent_data_key(ObjectId(inode.id.ino), FileOffset(e.start));
     let sides = |e: &Whole| (e.at(), e.len(), e.reference(inode));
     let change = |f: &dyn Fn(&mut DelayedRefs) -> bool| f(&mut h.txn.refs.lock());
-    let forget = h.ground.options.tuning.break_log_shared_grow;
+    let forget = fault!(h.ground.options.tuning, LogSharedGrow);
     if !change(&|refs| refs.join_created(sides(left), sides(right), forget)) {
         return Ok(false);
     }

@@ -16,6 +16,7 @@
 //! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
+//! | `older` | what benchmarks may switch back to what Linux once did |
 //! | `reclaim` | what is done, and in which order, when space is short |
 //!
 //! A write goes into memory, with space reserved for it ([`delalloc`]). Write-back turns it into
@@ -33,6 +34,7 @@ mod fallocate;
 mod join;
 mod map;
 mod nocow;
+mod older;
 pub(crate) mod property;
 mod read;
 pub(crate) mod reclaim;
@@ -294,21 +296,10 @@ pub(crate) use delalloc::Limits as Delayed;
 /// written.
 pub(crate) fn reclaim(core: &Core, wanted: Delayed) -> Delayed {
     let mut done = Delayed { bytes: 0, flights: 0 };
-    if core.options.tuning.reclaim_whole_inodes {
-        while done.bytes < wanted.bytes && done.flights < wanted.flights {
-            let some = writeback::whole_file(core);
-            if some.flights == 0 {
-                break;
-            }
-            done.bytes += some.bytes;
-            done.flights += some.flights;
-        }
-        return done;
-    }
     while done.bytes < wanted.bytes && done.flights < wanted.flights {
         let left =
             Delayed { bytes: wanted.bytes - done.bytes, flights: wanted.flights - done.flights };
-        let some = writeback::batch(core, u64::MAX, left);
+        let some = core.options.tuning.reclaim.some(core, left);
         if some.flights == 0 {
             break;
         }

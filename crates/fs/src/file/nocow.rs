@@ -58,11 +58,11 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
     if core.space.groups.find(r.disk_bytenr).is_none_or(|g| !holds(&g) || g.usage().read_only) {
         return Ok(false);
     }
-    if core.options.tuning.break_in_place_shared {
+    if fault!(core.options.tuning, InPlaceShared) {
         return Ok(true);
     }
     let refs = known(core, inode, start, r)?;
-    let shared_before = refs.shared_before && !core.options.tuning.break_in_place_shared_before;
+    let shared_before = refs.shared_before && !fault!(core.options.tuning, InPlaceSharedBefore);
     Ok(refs.is_alone() && !shared_before && refs.born > inode.subvol.tree.last_snapshot())
 }
 
@@ -268,7 +268,7 @@ fn write_run(
             Error::DataLost
         })
     };
-    let early = core.options.tuning.break_extent_before_data;
+    let early = fault!(core.options.tuning, ExtentBeforeData);
     if !early {
         write()?;
         core.volume.start_writeback(run.start, run.len);

@@ -186,7 +186,7 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
         let progress = core.data.progress();
         let done = crate::file::reclaim(core, wanted);
         stats.note(wanted, done);
-        debug_assert!(done.flights <= wanted.flights || core.options.tuning.reclaim_whole_inodes);
+        debug_assert!(done.flights <= wanted.flights || core.options.tuning.reclaim.may_exceed());
         if done.flights > 0 && enough()? {
             return Ok(true);
         }

@@ -71,7 +71,7 @@ pub(super) fn before_growing(
         data.resize(index(ceil(old)), 0);
         return Ok(Some((0, data)));
     }
-    if old.is_multiple_of(SECTOR) || core.options.tuning.break_tail_shows {
+    if old.is_multiple_of(SECTOR) || fault!(core.options.tuning, TailShows) {
         return Ok(None);
     }
     let mut tail = vec![0; index(ceil(old) - old)];
@@ -217,7 +217,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         let (mut at, end) = (ceil(to), MAX_FILE_SIZE + 1);
         while at < end {
             at = replace(&mut h, inode, (at, end), New::Nothing, &mut false)?;
-            if at < end && core.options.tuning.break_truncate_at_once {
+            if at < end && fault!(core.options.tuning, TruncateAtOnce) {
                 drop((extents, h));
                 core.step_done()?;
                 h = core.begin_deleting(RESERVE_ITEMS + 2)?;
@@ -231,7 +231,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
 
 /// Can one change drop all extents that end behind `start`?
 fn few_behind(core: &Core, inode: &Inode, start: u64) -> Result<bool> {
-    if core.options.tuning.break_truncate_at_once {
+    if fault!(core.options.tuning, TruncateAtOnce) {
         return Ok(true);
     }
     let version = inode.subvol.version(core);

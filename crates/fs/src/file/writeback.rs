@@ -78,7 +78,7 @@ pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
 }
 
 /// Writes back everything that the file with the oldest dirty data has. For
-/// [`crate::api::Tuning::reclaim_whole_inodes`].
+/// [`crate::older::Reclaim::WholeInodes`].
 pub(super) fn whole_file(core: &Core) -> Limits {
     let mut job: Option<Job<'_>> = None;
     let mut done = Limits { bytes: 0, flights: 0 };
@@ -182,7 +182,7 @@ fn write_all(core: &Core, departures: Vec<Departure>) {
     write_in_place(core, &mut items, &mut reserved);
     pack(core, &mut items);
     let runs = allocate(core, &mut items);
-    if core.options.tuning.break_extent_before_data {
+    if fault!(core.options.tuning, ExtentBeforeData) {
         compute_csums(core.csum, &mut items);
         insert_all(core, &mut items, reserved.take());
         write_runs(core, &mut items, &runs);

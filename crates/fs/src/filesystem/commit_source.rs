@@ -22,7 +22,7 @@ impl CommitSource for Core {
     }
     fn seal(&self, txn: &Arc<Txn>) -> Result<()> {
         TxnLog::of(txn).close();
-        if self.options.tuning.break_snapshot_before_items {
+        if fault!(self.options.tuning, SnapshotBeforeItems) {
             snapshot::make_all(self, txn, |_, _| Ok(()))?;
             return late::flush_delayed_items(self, txn);
         }

@@ -251,7 +251,7 @@ pub(crate) fn create_unnamed(
     }
     check_new(new)?;
     dir.check_changeable(core)?;
-    let keep_note = !core.options.tuning.break_no_orphans;
+    let keep_note = !fault!(core.options.tuning, NoOrphans);
     let prepared = prepare(core, &dir.subvol, false, |d| {
         let nascent = Nascent::new(core, &dir, new, 0)?;
         if keep_note {

@@ -210,7 +210,7 @@ fn remove_name(core: &Core, dir: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -
     let last = loses_last_name(inode);
     let prepared = prepare(core, &dir.subvol, true, |d| {
         names::remove(d, at, inode.object())?;
-        if last && !core.options.tuning.break_no_orphans {
+        if last && !fault!(core.options.tuning, NoOrphans) {
             names::add_orphan(d, inode.object())?;
         }
         Ok(())

@@ -220,7 +220,7 @@ fn replace(
         names::remove(d, from.at(), source.object())?;
         if let Some(victim) = victim {
             names::remove(d, to.at(), victim.object())?;
-            if last && !core.options.tuning.break_no_orphans {
+            if last && !fault!(core.options.tuning, NoOrphans) {
                 names::add_orphan(d, victim.object())?;
             }
         }

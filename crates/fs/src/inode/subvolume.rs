@@ -150,7 +150,7 @@ pub(crate) fn snapshot(
     may_wait()?;
     let source = core.subvol(source)?;
     directory(core, dir, name)?;
-    if !core.options.tuning.break_snapshot_without_data {
+    if !fault!(core.options.tuning, SnapshotWithoutData) {
         crate::file::flush_all(core)?;
     }
     let tree = core.subvol_tree.lock();

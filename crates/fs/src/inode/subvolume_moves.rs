@@ -143,7 +143,7 @@ impl Moved<'_> {
         let to_index = dir::last_index(core, to.dir)? + 1;
         let from_index =
             if from.is_with(&to) { to_index } else { dir::last_index(core, from.dir)? } + 1;
-        let keep_note = !core.options.tuning.break_no_orphans;
+        let keep_note = !fault!(core.options.tuning, NoOrphans);
         let leave = |d: &mut Draft<'_>| {
             names::remove_entry_at(d, from.at(), index)?;
             let Some(new) = &new else { return Ok(None) };

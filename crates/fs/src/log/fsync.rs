@@ -57,13 +57,13 @@ pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
 /// Those of the device.
 fn provoke(core: &Core, inode: &Inode) -> Result<()> {
     let tuning = &core.options.tuning;
-    if tuning.break_log_copies_locked {
+    if fault!(tuning, LogCopiesLocked) {
         inode
             .subvol
             .tree
             .locked(|| drop(std::hint::black_box(vec![0u8; core.nodesize() as usize])));
     }
-    if tuning.break_log_waits_locked {
+    if fault!(tuning, LogWaitsLocked) {
         inode.subvol.tree.locked(|| core.volume.flush())?;
     }
     Ok(())

@@ -104,7 +104,7 @@ impl Allocator {
         }
         whole.extend(joiner.finish());
         let groups = &self.groups;
-        if self.options.tuning.break_discard_beyond {
+        if fault!(self.options.tuning, DiscardBeyond) {
             for (_, run) in whole {
                 let (start, end) =
                     (run.start.0 / GRANULE * GRANULE, run.end().0.next_multiple_of(GRANULE));

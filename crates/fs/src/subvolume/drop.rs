@@ -243,8 +243,8 @@ impl Walk {
         // Whatever ended the step, its notes and its position belong together, so both are noted.
         match self.position() {
             _ if self.is_done() => finish(core, &mut h, self.tree),
-            Some(mut progress) if !core.options.tuning.break_drop_progress => {
-                if core.options.tuning.break_drop_progress_early {
+            Some(mut progress) if !fault!(core.options.tuning, DropWithoutProgress) => {
+                if fault!(core.options.tuning, DropProgressEarly) {
                     progress = self.position_ahead().unwrap_or(progress);
                 }
                 h.noted_for_root_tree(1);

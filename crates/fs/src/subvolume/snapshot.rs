@@ -114,7 +114,7 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
         Err(e @ Error::NoSpace) => return Ok(Err(e)),
         Err(e) => return Err(e),
     };
-    if core.options.tuning.break_snapshot_sharing {
+    if fault!(core.options.tuning, SnapshotWithoutSharing) {
         source.tree.set_last_snapshot(before);
     }
     let mut item = *source.item.lock();

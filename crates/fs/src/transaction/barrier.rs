@@ -50,31 +50,32 @@ impl Ground {
 
     fn flush_around(&self, superblock: &Superblock) -> Result<()> {
         let tuning = &self.options.tuning;
-        let which = if tuning.break_no_mirrors { SuperCopies::Primary } else { SuperCopies::All };
+        let which =
+            if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
         let write = || -> Result<()> {
             for (_, device) in self.volume.devices() {
                 let done = write_superblocks(device.as_ref(), superblock, which);
-                if !tuning.break_ignore_write_errors {
+                if !fault!(tuning, IgnoreWriteErrors) {
                     done?;
                 }
             }
             Ok(())
         };
-        if tuning.break_super_first {
+        if fault!(tuning, SuperFirst) {
             write()?;
             self.flush()?;
             return Ok(());
         }
-        if !tuning.break_no_flush_before_super {
+        if !fault!(tuning, NoFlushBeforeSuper) {
             let done = self.flush();
-            if !tuning.break_ignore_write_errors {
+            if !fault!(tuning, IgnoreWriteErrors) {
                 done?;
             }
         }
         write()?;
-        if !tuning.break_no_flush_after_super {
+        if !fault!(tuning, NoFlushAfterSuper) {
             let done = self.flush();
-            if !tuning.break_ignore_write_errors {
+            if !fault!(tuning, IgnoreWriteErrors) {
                 done?;
             }
         }
@@ -96,7 +97,7 @@ impl Ground {
         let mut sb = written.superblock.clone();
         let follows = sb.generation.get() + 1 == generation.0;
         assert!(
-            follows || self.options.tuning.break_log_early_super,
+            follows || fault!(self.options.tuning, LogEarlySuper),
             "a log hangs on the superblock before it"
         );
         sb.log_root = U64::new(root.at.0);

@@ -354,10 +354,10 @@ impl<'a> Committer<'a> {
             }
             Applied::Changed => {}
         }
-        if ground.options.tuning.break_discard_early && matches!(applied, Applied::Freed) {
+        if fault!(ground.options.tuning, DiscardEarly) && matches!(applied, Applied::Freed) {
             ground.volume.discard(run.start, run.len)?;
         }
-        if ground.options.tuning.break_reuse_pinned && matches!(applied, Applied::Freed) {
+        if fault!(ground.options.tuning, ReusePinned) && matches!(applied, Applied::Freed) {
             ground.space.groups.unpin(run);
             self.freed.pop();
         }
@@ -370,7 +370,7 @@ impl<'a> Committer<'a> {
         group.apply_used(if free { -len } else { len })?;
         self.dirty_groups.insert(group.run().start);
         if self.ground.roots.free_space.is_some()
-            && !self.ground.options.tuning.break_stale_free_space
+            && !fault!(self.ground.options.tuning, StaleFreeSpace)
         {
             // The tree never had a block that the commit itself made and dropped again within one
             // round.

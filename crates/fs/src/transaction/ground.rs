@@ -200,7 +200,7 @@ impl Ground {
     /// data back before.
     pub(crate) fn commit(&self) -> Result<()> {
         match self.txns.request() {
-            Some(generation) if !self.options.tuning.break_fsync_does_not_wait => {
+            Some(generation) if !fault!(self.options.tuning, FsyncDoesNotWait) => {
                 self.txns.wait(generation)
             }
             _ => match self.txns.failure() {
@@ -211,7 +211,7 @@ impl Ground {
     }
     /// Makes a transaction durable that is the running one or was.
     pub(crate) fn commit_of(&self, generation: Generation) -> Result<()> {
-        if self.options.tuning.break_fsync_does_not_wait {
+        if fault!(self.options.tuning, FsyncDoesNotWait) {
             return Ok(());
         }
         self.txns.request_up_to(generation);

@@ -221,7 +221,7 @@ impl<'a> Handle<'a> {
     /// Notes checksums for the sectors from `at` on. Notes must not overlap, because the commit
     /// goes from the end of one to the next.
     pub(crate) fn add_csums(&mut self, at: Logical, sums: Vec<u8>) {
-        if self.ground.options.tuning.break_no_csums || sums.is_empty() {
+        if fault!(self.ground.options.tuning, NoCsums) || sums.is_empty() {
             return;
         }
         self.noted();

@@ -116,7 +116,7 @@ impl Ground {
             refs.check(at, u64::from(nodesize), kind)?;
             refs.check_new(new)
         };
-        if !maybe_shared || self.options.tuning.break_ignore_sharing {
+        if !maybe_shared || fault!(self.options.tuning, IgnoreSharing) {
             let mut refs = at_once(|| txn.refs.try_lock())?;
             check(&refs)?;
             refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;

@@ -69,7 +69,7 @@ pub(crate) fn write_nodes(
             .map(|n| Ok(Image { at: n.node.address(), bytes: finished(ground, generation, n)? }))
             .collect::<Result<_>>()?;
         let written = write_images(ground, &images);
-        if !ground.options.tuning.break_ignore_write_errors {
+        if !fault!(ground.options.tuning, IgnoreWriteErrors) {
             written?;
         }
     }

@@ -1,6 +1,7 @@
 //! What an `fsync` costs, and when it has to be a commit.
 
 use super::{World, new};
+use crate::older::{LogCopies, LogEntry, LogStart};
 use crate::{FileKind, Filesystem, LogStats, Tuning};
 
 fn log(w: &World) -> LogStats {
@@ -149,9 +150,9 @@ fn a_log_that_was_given_up_is_not_written_any_more() {
 #[test]
 fn switched_back_to_what_linux_once_did_it_is_as_durable() {
     for tuning in [
-        Tuning { log_copies_leaves_locked: true, ..Tuning::default() },
-        Tuning { log_waits_for_commit: true, ..Tuning::default() },
-        Tuning { log_alone: true, ..Tuning::default() },
+        Tuning { log_copies: LogCopies::Locked, ..Tuning::default() },
+        Tuning { log_start: LogStart::AfterCommit, ..Tuning::default() },
+        Tuning { log_entry: LogEntry::Alone, ..Tuning::default() },
     ] {
         let w = World::tuned(tuning);
         let ids = [0u8, 1, 2].map(|n| w.file(w.root(), format!("f{n}")));

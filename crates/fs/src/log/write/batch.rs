@@ -69,7 +69,7 @@ impl TxnLog {
         txn.gathered()
     }
     /// Adds a contribution; `None` if the transaction is sealed or the log was given up.
-    fn add(&self, contribution: Contribution) -> Option<u64> {
+    pub(super) fn add(&self, contribution: Contribution) -> Option<u64> {
         let ticket = self.ticket(Some(contribution));
         self.used.store(true, Ordering::Relaxed);
         ticket
@@ -85,8 +85,8 @@ impl TxnLog {
         Some(queue.given)
     }
     /// Brings a contribution into the log on the caller's thread, without a batch: for
-    /// [`crate::Tuning::log_alone`].
-    fn add_alone(
+    /// [`crate::older::LogEntry::Alone`].
+    pub(super) fn add_alone(
         &self,
         core: &Core,
         txn: &Arc<Txn>,
@@ -267,13 +267,13 @@ fn step_with(
         queue.fresh() > 0
     };
     // Contributions that gather while the superblock has to wait are written meanwhile.
-    let waits = core.txns.published() < before && !core.options.tuning.break_log_early_super;
+    let waits = core.txns.published() < before && !fault!(core.options.tuning, LogEarlySuper);
     let mut landing = None;
     if let Some(written) = work.flushed.take() {
         if waits && more {
             work.flushed = Some(written);
         } else {
-            if !core.options.tuning.break_log_early_super {
+            if !fault!(core.options.tuning, LogEarlySuper) {
                 core.txns.wait(before)?;
             }
             if core.write_log_superblock(txn.generation, &written.root)? {
@@ -312,7 +312,7 @@ fn step_with(
     if landing.is_none() && !wrote {
         return Ok(());
     }
-    if !core.options.tuning.break_log_no_flush {
+    if !fault!(core.options.tuning, LogNoFlush) {
         counters.flushes.fetch_add(1, Ordering::Relaxed);
         core.flush()?;
     }
@@ -436,7 +436,7 @@ pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
 fn begin(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>, Outcome)> {
     core.log.fsyncs.fetch_add(1, Ordering::Relaxed);
     let (txn, outcome) = contribute(core, inode)?;
-    if core.options.tuning.break_fsync_does_not_wait {
+    if fault!(core.options.tuning, FsyncDoesNotWait) {
         return Ok((txn, Outcome::Nothing));
     }
     if matches!(outcome, Outcome::Nothing) {
@@ -468,12 +468,7 @@ enum Outcome {
 /// Collects what has changed of an inode and adds it to the log of the running transaction.
 fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>, Outcome)> {
     let tuning = &core.options.tuning;
-    if tuning.log_waits_for_commit
-        && let Some(sealed) =
-            core.txns.with_view(|view| view.sealed.as_ref().map(|txn| txn.generation))
-    {
-        core.txns.wait(sealed)?;
-    }
+    tuning.log_start.wait(core)?;
     // A second caller finds what the first one has collected.
     let mut last = inode.logged.lock();
     let pin = core.txns.pin_running()?;
@@ -550,17 +545,15 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     let before = last.as_ref().filter(|l| l.generation == txn.generation).map(|l| l.size);
     ranges.extend(
         before
-            .filter(|before| *before < size && !tuning.break_log_no_holes)
+            .filter(|before| *before < size && !fault!(tuning, LogNoHoles))
             .map(|before| (before, size)),
     );
     inode.keep_extents_for_log(txn.generation);
     let versions = Pair::of(core, &inode.subvol, &txn);
     drop(pin);
     let copied = match &versions {
-        Ok(versions) if tuning.log_copies_leaves_locked => {
-            versions.copy_leaves_locked(inode, txn.generation)
-        }
-        _ => Ok(()),
+        Ok(versions) => tuning.log_copies.copy(inode, &txn, versions),
+        Err(_) => Ok(()),
     };
     let added = match (item, versions) {
         _ if tuning.no_log => Err(Stop::Commit(Cause::Off)),
@@ -572,11 +565,7 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         (Some(item), Ok(versions)) => {
             collect(core, inode, &txn, item, ranges, &versions).and_then(|contribution| {
                 let contribution = Contribution { companions, ..contribution };
-                if tuning.log_alone {
-                    TxnLog::of(&txn).add_alone(core, &txn, contribution)
-                } else {
-                    Ok(TxnLog::of(&txn).add(contribution))
-                }
+                tuning.log_entry.bring(core, &txn, contribution)
             })
         }
     };

@@ -71,7 +71,7 @@ impl Pair {
         Ok(Self { base, now })
     }
     /// Copies the leaves of an inode's items that have changed in a transaction, while their tree
-    /// is locked: for [`crate::Tuning::log_copies_leaves_locked`].
+    /// is locked: for [`crate::older::LogCopies::Locked`].
     pub(super) fn copy_leaves_locked(&self, inode: &Inode, generation: Generation) -> Result<()> {
         let ino = inode.object();
         let mut last = None;
@@ -149,16 +149,17 @@ pub(super) fn collect(
         if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
             return Err(Stop::Commit(Cause::NewChunk));
         }
-        if out.shares && !core.options.tuning.break_log_preallocated && is_filled(txn, inode, &r) {
+        if out.shares && !fault!(core.options.tuning, LogPreallocated) && is_filled(txn, inode, &r)
+        {
             return Err(Stop::Commit(Cause::Preallocated));
         }
-        if r.kind == ExtentKind::Regular && !core.options.tuning.break_log_no_csums {
+        if r.kind == ExtentKind::Regular && !fault!(core.options.tuning, LogNoCsums) {
             let all = sums(core, txn, &r, out.shares, &mut out.sums);
             let summed = !inode.flags().contains(InodeFlags::NODATASUM);
             if !all
                 && summed
                 && r.generation == txn.generation
-                && !core.options.tuning.break_log_older_csums
+                && !fault!(core.options.tuning, LogOlderCsums)
             {
                 older_sums(core, txn, &r, out.shares, &mut out.sums)?;
             }
@@ -294,7 +295,7 @@ fn sums(
     let noted = txn.csums.lock();
     let before = noted.range(..start).next_back();
     let before = before.filter(|(at, sums)| sums_end(core, **at, sums) > start);
-    let before = before.filter(|_| !core.options.tuning.break_log_part_csums);
+    let before = before.filter(|_| !fault!(core.options.tuning, LogPartCsums));
     for (at, sums) in before.into_iter().chain(noted.range(start..end)) {
         let (from, to) = (start.max(*at), end.min(sums_end(core, *at, sums)));
         missing = missing.saturating_sub(to.0 - from.0);

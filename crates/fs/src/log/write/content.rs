@@ -73,7 +73,7 @@ impl Content {
                 }
                 Pair::of(core, &subvol, txn)?
             };
-            self.blocks.overwrites = core.options.tuning.break_log_overwrites;
+            self.blocks.overwrites = fault!(core.options.tuning, LogOverwrites);
             let (_, log) =
                 self.subvols.entry(id).or_insert_with(|| (subvol.clone(), SubvolLog::new(core)));
             merge(core, &subvol, &versions, log, &mut self.blocks, contributions)?;
@@ -181,7 +181,7 @@ fn put_sums(
             .filter(|(_, to)| *to > key.offset)
             .collect::<Vec<_>>()
     };
-    if core.options.tuning.log_alone && !shares {
+    if core.options.tuning.log_entry.deletes_sums_first() && !shares {
         // As if another file might have put some there.
         for at in there(log).iter().map(|(from, _)| csum_key(Logical(*from))) {
             log.tree.remove(blocks, at..=at);

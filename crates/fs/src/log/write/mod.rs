@@ -15,6 +15,7 @@
 //! | `blocks` | where those nodes lie |
 //! | `content` | what the log of a transaction has, and how contributions come into it |
 //! | `queue` | which callers wait for which ticket, and how they learn that it is settled |
+//! | `older` | what benchmarks may switch back to what Linux once did |
 //! | `batch` | how one leader writes the log for all callers, and when it is durable |
 //!
 //! The caller writes the inode's delayed data back, takes both versions, collects what the inode's
@@ -30,6 +31,7 @@ mod collect;
 mod content;
 mod diff;
 mod names;
+mod older;
 mod queue;
 mod tree;
 

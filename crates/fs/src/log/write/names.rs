@@ -399,7 +399,7 @@ impl<'a> Names<'a> {
             self.queue.push_back(dir);
             return Ok(());
         }
-        if self.core.options.tuning.break_log_no_conflicts {
+        if fault!(self.core.options.tuning, LogNoConflicts) {
             return Ok(());
         }
         let key = dir_item_key(dir, &name.name);
@@ -435,7 +435,7 @@ impl<'a> Names<'a> {
         let dir = name.dir;
         let index = dir_index_key(dir, name.index);
         // A damaged directory may not have this index.
-        if self.base.get(&index)?.is_none() || self.core.options.tuning.break_log_no_deletions {
+        if self.base.get(&index)?.is_none() || fault!(self.core.options.tuning, LogNoDeletions) {
             return Ok(());
         }
         let ranges = Key::new(dir, KeyType::DIR_LOG_INDEX, 0);
@@ -538,7 +538,7 @@ impl<'a> Names<'a> {
         Ok((concerned, fresh))
     }
     fn put_range(&mut self, dir: ObjectId, (first, last): (u64, u64)) -> Result<()> {
-        if self.core.options.tuning.break_log_no_deletions {
+        if fault!(self.core.options.tuning, LogNoDeletions) {
             return Ok(());
         }
         let key = Key::new(dir, KeyType::DIR_LOG_INDEX, first);
