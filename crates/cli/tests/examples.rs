@@ -1,5 +1,5 @@
-//! Every command line that the README, the manual and the help texts show does what a person expects
-//! of it: it works, as root and as an ordinary user.
+//! Every command line that the README, the manual and the help texts show does what a person
+//! expects of it: it works, as root and as an ordinary user.
 //!
 //! A shell runs each of them in a directory that has what they name: `disk.img`, `mnt`, `home`,
 //! `rootfs`, each as it was at the start. What cannot be there is replaced: devices by files,

@@ -151,7 +151,7 @@ fn every_flush_fails_and_is_final() {
 #[test]
 fn a_flush_ahead_that_fails_is_final_too() {
     let mut config = config();
-    config.options.tuning.flush_ahead = Some(4096);
+    config.options.tuning.early_flush_bytes = Some(4096);
     let is_flush = |a: &Access| a.kind == AccessKind::Flush;
     let needed = faults::accesses(&self::config(), &ops()).expect("runs without faults").flushes;
     // How many there are depends on how fast the thread is that flushes ahead.

@@ -17,7 +17,7 @@ const KEPT_EXTENTS: usize = 16;
 
 /// What all files share.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct CompressionState {
     /// Packers that nothing uses at the moment.
     pub(crate) packers: Mutex<Vec<Packer>>,
     pub(crate) stats: Stats,
@@ -55,7 +55,7 @@ struct Kept {
     data: Arc<[u8]>,
 }
 
-impl State {
+impl CompressionState {
     /// An extent's bytes, if they are kept.
     pub(crate) fn kept(&self, at: Logical) -> Option<Arc<[u8]>> {
         let mut kept = self.unpacked.lock();
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn kept_extents_go_when_their_space_is_written() {
-        let state = State::default();
+        let state = CompressionState::default();
         let data: Arc<[u8]> = Arc::from(vec![1; 8]);
         for i in 0..40u64 {
             state.keep(Logical(i * 4096), data.clone());

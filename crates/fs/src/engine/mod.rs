@@ -54,7 +54,7 @@ pub(crate) struct Core {
     pub(crate) ground: Ground,
     pub(crate) subvols: RwLock<NumberMap<TreeId, Arc<Subvolume>>>,
     pub(crate) data: delalloc::DataState,
-    pub(crate) compression: Arc<compression::State>,
+    pub(crate) compression: Arc<compression::CompressionState>,
     pub(crate) reclaims: ReclaimCounters,
     pub(crate) log: fsyncs::Counters,
     /// Was there a log, and is what it held in the trees now?

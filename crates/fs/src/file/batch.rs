@@ -8,7 +8,7 @@ use super::dirty::{Gaps, SECTOR_LEN, Taken, index};
 use super::extents::{SECTOR, floor};
 use super::join;
 use super::replace::{Fresh, RESERVE_ITEMS};
-use crate::engine::delalloc::Departure;
+use crate::engine::delalloc::Submission;
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
 use crate::space::reserve::Reservation;
@@ -135,11 +135,11 @@ impl Piece {
 /// A run in flight and how far it has come in the steps of write-back.
 #[derive(Debug)]
 pub(super) struct Item {
-    pub(super) departure: Departure,
+    pub(super) submission: Submission,
     pub(super) image: Image,
     /// Some of it may have been written in place. If all of it was, the run is complete.
     pub(super) in_place: bool,
-    pub(super) landed: bool,
+    pub(super) completed: bool,
     /// What is to be stored, in order, as long as it has no space yet.
     pub(super) parts: Vec<Part>,
     pub(super) pieces: SmallVec<[Piece; 1]>,
@@ -156,19 +156,20 @@ pub(super) struct Item {
 }
 
 impl Item {
-    pub(super) fn new(core: &Core, departure: Departure) -> Self {
-        let flight = &departure.flight;
+    pub(super) fn new(core: &Core, submission: Submission) -> Self {
+        let in_flight = &submission.in_flight;
         let verified =
-            !departure.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
-        let (image, failed) = match Image::new(core, &departure.inode, &flight.taken, flight.size) {
-            Ok(image) => (image, None),
-            Err(e) => (Image::default(), Some(e)),
-        };
+            !submission.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
+        let (image, failed) =
+            match Image::new(core, &submission.inode, &in_flight.taken, in_flight.size) {
+                Ok(image) => (image, None),
+                Err(e) => (Image::default(), Some(e)),
+            };
         Self {
-            departure,
+            submission,
             image,
             in_place: false,
-            landed: false,
+            completed: false,
             parts: Vec::new(),
             pieces: SmallVec::new(),
             created: 0,
@@ -180,7 +181,7 @@ impl Item {
         }
     }
     pub(super) fn taken(&self) -> &Taken {
-        &self.departure.flight.taken
+        &self.submission.in_flight.taken
     }
     /// Bytes of its sectors.
     pub(super) fn len(&self) -> u64 {
@@ -201,7 +202,7 @@ impl Item {
     /// Its extent, if the run is short, not compressed, and becomes one extent alone.
     pub(super) fn fresh(&self) -> Option<Fresh> {
         let [Piece { packed: None, run, .. }] = self.pieces.as_slice() else { return None };
-        let special = self.landed || self.inline || self.in_place || self.incompressible;
+        let special = self.completed || self.inline || self.in_place || self.incompressible;
         let short = run.len == self.len() && run.len < join::WORTH_IT;
         (short && !special && self.failed.is_none())
             .then(|| Fresh { start: self.taken().start, run: *run })

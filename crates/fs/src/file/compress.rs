@@ -16,7 +16,7 @@
 use super::dirty::SECTOR_LEN;
 use super::property;
 use crate::api::Compress;
-use crate::engine::compression::{State, wanted};
+use crate::engine::compression::{CompressionState, wanted};
 use crate::engine::{Core, Inode};
 use larder_codec::{Packing, promising};
 use larder_format::MAX_COMPRESSED_EXTENT;
@@ -36,7 +36,7 @@ const IDLE_PACKERS: usize = 4;
 
 /// How an inode's data is to be compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct CompressionChoice {
     packing: Packing,
     /// Compress without asking whether the data looks promising.
     force: bool,
@@ -45,7 +45,7 @@ pub(super) struct Wish {
 }
 
 /// How the inode's data is to be compressed; `None` if it is not.
-pub(super) fn wish(core: &Core, inode: &Inode) -> Option<Wish> {
+pub(super) fn choice(core: &Core, inode: &Inode) -> Option<CompressionChoice> {
     let flags = inode.flags();
     if !wanted(core, flags) {
         return None;
@@ -67,7 +67,7 @@ pub(super) fn wish(core: &Core, inode: &Inode) -> Option<Wish> {
         (None, Some(mount)) => mount.packing,
         (None, None) => Packing::default(),
     };
-    Some(Wish { packing, force, own: own.is_some() })
+    Some(CompressionChoice { packing, force, own: own.is_some() })
 }
 
 fn default_of(method: Compression) -> Packing {
@@ -85,7 +85,7 @@ pub(super) struct Packed {
     pub(super) method: Compression,
     /// For an extent: filled up to a sector's end. For a leaf: nothing follows the stream.
     pub(super) data: Vec<u8>,
-    counted: Option<Arc<State>>,
+    counted: Option<Arc<CompressionState>>,
 }
 
 impl Drop for Packed {
@@ -115,7 +115,7 @@ impl Part {
 /// A piece whose compression is to be tried.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
-    wish: Wish,
+    choice: CompressionChoice,
     range: Range<u64>,
     slices: Vec<&'a [u8]>,
     /// A longer result is of no use.
@@ -133,7 +133,7 @@ pub(super) struct Done {
 
 /// The results of all jobs of a run.
 #[derive(Debug)]
-pub(super) struct Verdict {
+pub(super) struct Assembled {
     pub(super) parts: Vec<Part>,
     /// The inode is to be marked as incompressible.
     pub(super) mark: bool,
@@ -141,7 +141,7 @@ pub(super) struct Verdict {
 
 /// Jobs for a run of `len` bytes, in whole sectors. `slices` gives its bytes.
 pub(super) fn jobs<'a>(
-    wish: Wish,
+    choice: CompressionChoice,
     len: u64,
     slices: impl Fn(Range<u64>) -> Vec<&'a [u8]>,
     out: &mut Vec<Job<'a>>,
@@ -154,15 +154,15 @@ pub(super) fn jobs<'a>(
         at = range.end;
         let bytes = usize::try_from(range.end - range.start).expect("a piece");
         let slices = slices(range.clone());
-        out.push(Job { wish, range, slices, limit: bytes - SECTOR_LEN, inline: false });
+        out.push(Job { choice, range, slices, limit: bytes - SECTOR_LEN, inline: false });
     }
     out.len() - before
 }
 
 /// The job for a file that may go into its leaf, which has room for `limit` bytes.
-pub(super) fn inline_job(wish: Wish, slices: Vec<&[u8]>, limit: usize) -> Job<'_> {
+pub(super) fn inline_job(choice: CompressionChoice, slices: Vec<&[u8]>, limit: usize) -> Job<'_> {
     let len: usize = slices.iter().map(|s| s.len()).sum();
-    Job { wish, range: 0..len as u64, slices, limit: limit.min(len - 1), inline: true }
+    Job { choice, range: 0..len as u64, slices, limit: limit.min(len - 1), inline: true }
 }
 
 /// Does all jobs, on all cores. The results are in the order of the jobs.
@@ -174,7 +174,7 @@ pub(super) fn run(core: &Core, jobs: &[Job<'_>]) -> Vec<Done> {
 }
 
 impl Job<'_> {
-    fn run(&self, state: &Arc<State>) -> Done {
+    fn run(&self, state: &Arc<CompressionState>) -> Done {
         let stats = &state.stats;
         let len = self.range.end - self.range.start;
         let data = match &self.slices[..] {
@@ -182,19 +182,19 @@ impl Job<'_> {
             several => Cow::Owned(several.concat()),
         };
         let done = |packed, failed| Done { range: self.range.clone(), packed, failed };
-        if !self.wish.force && !promising(&data) {
+        if !self.choice.force && !promising(&data) {
             stats.skipped.fetch_add(len, Ordering::Relaxed);
             return done(None, false);
         }
         let mut packer = state.packers.lock().pop().unwrap_or_default();
-        let packed = packer.pack(self.wish.packing, &data, self.limit).map(|stream| {
+        let packed = packer.pack(self.choice.packing, &data, self.limit).map(|stream| {
             let room =
                 if self.inline { stream.len() } else { stream.len().next_multiple_of(SECTOR_LEN) };
             let mut data = Vec::with_capacity(room);
             data.extend_from_slice(stream);
             data.resize(room, 0);
             stats.held.fetch_add(data.len() as u64, Ordering::Relaxed);
-            Packed { method: self.wish.packing.method(), data, counted: Some(state.clone()) }
+            Packed { method: self.choice.packing.method(), data, counted: Some(state.clone()) }
         });
         {
             let mut packers = state.packers.lock();
@@ -211,7 +211,7 @@ impl Job<'_> {
                 stats.failed.fetch_add(len, Ordering::Relaxed);
             }
         }
-        let failed = packed.is_none() && !self.inline && !self.wish.force && !self.wish.own;
+        let failed = packed.is_none() && !self.inline && !self.choice.force && !self.choice.own;
         done(packed, failed)
     }
 }
@@ -224,7 +224,7 @@ impl Done {
 }
 
 /// Puts a run of `len` bytes together from the results of its jobs. The file has `size` bytes.
-pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) -> Verdict {
+pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) -> Assembled {
     let mut parts: Vec<Part> = Vec::new();
     let mut failed = 0;
     let plain = |parts: &mut Vec<Part>, range: Range<u64>| match parts.last_mut() {
@@ -245,7 +245,7 @@ pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) ->
     plain(&mut parts, at..len);
     let nothing_shrank = parts.iter().all(|p| p.packed.is_none());
     let mark = failed > 0 && nothing_shrank && (failed >= EVIDENCE || 2 * failed >= size);
-    Verdict { parts, mark }
+    Assembled { parts, mark }
 }
 
 /// Marks an inode whose data did not shrink. The caller notes that the item has to be written.
@@ -277,13 +277,13 @@ mod tests {
             done(k(256)..k(384), Some(4096)),
             done(k(384)..k(512), None),
         ];
-        let verdict = assemble(k(516), k(516), all.into_iter());
-        let shown: Vec<_> = verdict.parts.iter().map(|p| (p.range.clone(), p.stored())).collect();
+        let assembled = assemble(k(516), k(516), all.into_iter());
+        let shown: Vec<_> = assembled.parts.iter().map(|p| (p.range.clone(), p.stored())).collect();
         assert_eq!(shown, [(0..k(256), k(256)), (k(256)..k(384), 4096), (k(384)..k(516), k(132))]);
-        assert!(!verdict.mark, "something shrank");
-        let verdict = assemble(k(4), k(4), std::iter::empty());
-        assert_eq!(verdict.parts.len(), 1);
-        assert!(!verdict.mark);
+        assert!(!assembled.mark, "something shrank");
+        let assembled = assemble(k(4), k(4), std::iter::empty());
+        assert_eq!(assembled.parts.len(), 1);
+        assert!(!assembled.mark);
         let mark = |len: u64, size| assemble(len, size, [done(0..len, None)].into_iter()).mark;
         assert!(mark(k(8), k(8)) && mark(k(8), k(16)) && mark(k(1024), u64::MAX));
         assert!(!mark(k(28), k(300 << 10)), "the end of a long file says little");
@@ -292,13 +292,13 @@ mod tests {
     #[test]
     fn jobs_cover_all_but_a_last_sector() {
         let zeros = vec![0; 300 << 10];
-        let wish = Wish { packing: Packing::default(), force: false, own: false };
+        let choice = CompressionChoice { packing: Packing::default(), force: false, own: false };
         for (len, want) in
             [(4096, 0), (8192, 1), (128 << 10, 1), (132 << 10, 1), (136 << 10, 2), (300 << 10, 3)]
         {
             let mut out = Vec::new();
             let slices = |r: Range<u64>| vec![&zeros[r.start as usize..r.end as usize]];
-            assert_eq!(jobs(wish, len, slices, &mut out), want, "{len}");
+            assert_eq!(jobs(choice, len, slices, &mut out), want, "{len}");
             assert!(out.iter().all(|j| j.range.end - j.range.start <= MAX_COMPRESSED_EXTENT));
         }
     }

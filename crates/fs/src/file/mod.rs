@@ -295,16 +295,15 @@ pub(crate) use delalloc::Limits as Delayed;
 /// reserved for the data into what the data uses. It never waits for space. Returns what was
 /// written.
 pub(crate) fn reclaim(core: &Core, wanted: Delayed) -> Delayed {
-    let mut done = Delayed { bytes: 0, flights: 0 };
-    while done.bytes < wanted.bytes && done.flights < wanted.flights {
-        let left =
-            Delayed { bytes: wanted.bytes - done.bytes, flights: wanted.flights - done.flights };
+    let mut done = Delayed { bytes: 0, runs: 0 };
+    while done.bytes < wanted.bytes && done.runs < wanted.runs {
+        let left = Delayed { bytes: wanted.bytes - done.bytes, runs: wanted.runs - done.runs };
         let some = core.options.tuning.reclaim.some(core, left);
-        if some.flights == 0 {
+        if some.runs == 0 {
             break;
         }
         done.bytes += some.bytes;
-        done.flights += some.flights;
+        done.runs += some.runs;
     }
     done
 }

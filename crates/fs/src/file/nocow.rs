@@ -16,7 +16,7 @@
 //! that will go in place needs no space ([`in_place`]). `docs/FILE-DATA.md` has the reasons.
 
 use super::batch::{Handles, Item};
-use super::delalloc::land;
+use super::delalloc::complete;
 use super::extents::{Extent, ExtentCursor, ceil, floor};
 use super::replace::{New, replace};
 use super::sums::{View, csums_of};
@@ -193,9 +193,9 @@ pub(super) fn in_place(core: &Core, inode: &Inode, start: u64, len: usize) -> Re
 /// # Errors
 /// `DataLost` when the device failed; reading, corruption.
 pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<Vec<Range<u64>>> {
-    let inode = &item.departure.inode;
-    let flight = &item.departure.flight;
-    let (start, end) = (flight.taken.start, flight.taken.end);
+    let inode = &item.submission.inode;
+    let in_flight = &item.submission.in_flight;
+    let (start, end) = (in_flight.taken.start, in_flight.taken.end);
     let mut left: Vec<Range<u64>> = Vec::new();
     let (mut at, mut written) = (start, 0);
     while at < end {
@@ -239,7 +239,7 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
             let h = handles.get_same();
             // Under the handle: the seal that has the extent must see the size that the extent
             // allows.
-            land(core, inode, [flight], true);
+            complete(core, inode, [in_flight], true);
             h.mark_dirty(inode);
         }
         drop(extents);
@@ -258,8 +258,8 @@ fn write_run(
 ) -> Result<()> {
     let core = handles.core;
     let h = handles.get_same();
-    let inode = &item.departure.inode;
-    let begin = item.departure.flight.taken.start;
+    let inode = &item.submission.inode;
+    let begin = item.submission.in_flight.taken.start;
     let slices = item.slices(at - begin..stop - begin);
     let io: Vec<IoSlice<'_>> = slices.iter().map(|s| IoSlice::new(s)).collect();
     let write = || {

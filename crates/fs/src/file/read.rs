@@ -35,12 +35,12 @@ const MAX_COMPRESSED_ON_DISK: u64 = 256 << 10;
 const ATTEMPTS: u32 = 16;
 
 /// Why an attempt to read ended early.
-enum Stop {
+enum ReadStop {
     /// A checksum is in none of the places that the view has.
     NoCsum(Logical),
     Fail(Error),
 }
-impl<E: Into<Error>> From<E> for Stop {
+impl<E: Into<Error>> From<E> for ReadStop {
     fn from(e: E) -> Self {
         Self::Fail(e.into())
     }
@@ -73,9 +73,9 @@ pub(super) fn read_extents(core: &Core, inode: &Inode, offset: u64, buf: &mut [u
         let reader = Reader { core, view: &view, verified };
         match reader.read(&version, ObjectId(inode.id.ino), offset, buf) {
             Ok(()) => return Ok(()),
-            Err(Stop::Fail(e)) => return Err(e),
-            Err(Stop::NoCsum(at)) if last == Some((at, view.state)) => break,
-            Err(Stop::NoCsum(at)) => last = Some((at, view.state)),
+            Err(ReadStop::Fail(e)) => return Err(e),
+            Err(ReadStop::NoCsum(at)) if last == Some((at, view.state)) => break,
+            Err(ReadStop::NoCsum(at)) => last = Some((at, view.state)),
         }
     }
     let at = last.map_or(Logical(0), |(at, _)| at);
@@ -96,7 +96,7 @@ impl Reader<'_> {
         ino: ObjectId,
         offset: u64,
         buf: &mut [u8],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ReadStop> {
         let end = offset + buf.len() as u64;
         let mut cursor = ExtentCursor::new(version, ino, offset)?;
         let mut at = offset;
@@ -122,7 +122,7 @@ impl Reader<'_> {
         extent: &Extent,
         at: u64,
         buf: &mut [u8],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ReadStop> {
         let record = match extent.content {
             Content::Stored(record) => record,
             Content::Inline { compression, .. } => {
@@ -167,7 +167,7 @@ impl Reader<'_> {
     }
 
     /// Reads bytes of an uncompressed extent, from `skip` on.
-    fn read_plain(&self, extent: Logical, skip: u64, buf: &mut [u8]) -> Result<(), Stop> {
+    fn read_plain(&self, extent: Logical, skip: u64, buf: &mut [u8]) -> Result<(), ReadStop> {
         let end = skip + buf.len() as u64;
         let (first, last) = (floor(skip), ceil(end));
         if skip == first && end == last {
@@ -202,9 +202,9 @@ impl Reader<'_> {
         extent: &Extent,
         record: &ExtentRecord,
         out: &mut [u8],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ReadStop> {
         let corrupt = |what: &str| {
-            Stop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what))
+            ReadStop::Fail(Error::corrupt(Place::item(version.tree(), extent.key()), what))
         };
         if record.disk_num_bytes > MAX_COMPRESSED_ON_DISK {
             return Err(corrupt("compressed extent is too long"));
@@ -215,14 +215,14 @@ impl Reader<'_> {
     }
 
     /// Reads whole sectors and verifies them.
-    fn read_sectors(&self, at: Logical, buf: &mut [u8]) -> Result<(), Stop> {
+    fn read_sectors(&self, at: Logical, buf: &mut [u8]) -> Result<(), ReadStop> {
         let patience = may_wait();
         if patience.is_ok() {
             crate::lock::must_hold_none_from::<crate::lock::InodeState>();
         }
         let run = Run::new(at, buf.len() as u64);
         let sums = match self.verified {
-            true => Some(self.view.all(self.core, run)?.ok_or(Stop::NoCsum(at))?),
+            true => Some(self.view.all(self.core, run)?.ok_or(ReadStop::NoCsum(at))?),
             false => None,
         };
         if let Err(would_block) = patience {

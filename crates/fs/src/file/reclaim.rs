@@ -17,7 +17,7 @@ use crate::engine::reclaims::ReclaimCounters;
 use crate::error::Result;
 use crate::file::Delayed;
 use crate::space::SpaceKind;
-use crate::space::alloc::Wish;
+use crate::space::alloc::ChunkOutcome;
 use crate::space::reserve::Reclaim;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -44,7 +44,7 @@ impl Reclaim for Reclaimer {
         let enough =
             || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
         core.space.hurry();
-        core.space.empty_purses();
+        core.space.give_back_preallocated();
         if enough() {
             return Ok(true);
         }
@@ -52,7 +52,7 @@ impl Reclaim for Reclaimer {
             core.reclaims.commits.fetch_add(1, Ordering::Relaxed);
             core.commit_now()?;
             core.space.hurry();
-            let pinned = |kind| core.space.accounts.pots(kind).pinned > 0;
+            let pinned = |kind| core.space.accounts.figures(kind).pinned > 0;
             if !enough() && (pinned(SpaceKind::Data) || pinned(SpaceKind::Metadata)) {
                 // There are still readers of what was freed.
                 core.epochs.wait_for_oldest();
@@ -64,9 +64,9 @@ impl Reclaim for Reclaimer {
         if kind == SpaceKind::Metadata {
             // A chunk for metadata is never given to data again while anything is left in it. So
             // none is made where promises are all that stands in the way and a commit ends them.
-            let pots = accounts.pots(kind);
-            let scarce = pots.used >= pots.total / 4 * 3;
-            let promises = || core.txns.running().kept() + accounts.pots(kind).pinned;
+            let figures = accounts.figures(kind);
+            let scarce = figures.used >= figures.total / 4 * 3;
+            let promises = || core.txns.running().kept() + accounts.figures(kind).pinned;
             // One commit serves all waiters.
             if !scarce && promises() >= bytes.max(accounts.wanted(kind)) {
                 commit()?;
@@ -78,7 +78,7 @@ impl Reclaim for Reclaimer {
             // commit ends these.
             if !scarce {
                 let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
-                if write_delayed(&core, Delayed { bytes: u64::MAX, flights: index(files) }, || {
+                if write_delayed(&core, Delayed { bytes: u64::MAX, runs: index(files) }, || {
                     commit()?;
                     Ok(enough())
                 })? {
@@ -93,36 +93,36 @@ impl Reclaim for Reclaimer {
             }
         }
         // Makes a chunk, unless space has become free meanwhile.
-        let chunk = || -> Result<Wish> {
+        let chunk = || -> Result<ChunkOutcome> {
             let seen = core.space.seen(kind);
             if enough() {
-                return Ok(Wish::Granted);
+                return Ok(ChunkOutcome::Granted);
             }
-            let wish = core.space.chunk_in_running(&core.txns, kind, seen)?;
-            stats.chunks.fetch_add(u64::from(wish == Wish::Granted), Ordering::Relaxed);
-            Ok(wish)
+            let outcome = core.space.chunk_in_running(&core.txns, kind, seen)?;
+            stats.chunks.fetch_add(u64::from(outcome == ChunkOutcome::Granted), Ordering::Relaxed);
+            Ok(outcome)
         };
-        let wish = chunk()?;
-        if wish == Wish::Granted {
+        let outcome = chunk()?;
+        if outcome == ChunkOutcome::Granted {
             return Ok(true);
         }
         // Operations on metadata reserve many times what they use. When those under way have ended,
         // delayed data is written and a commit is done, nothing is left of that. Also, the first
         // commit shows which chunks are empty, its own transaction's included, and the second gives
         // them back.
-        if wish == Wish::Promised || core.space.has_idle_chunks(kind) {
+        if outcome == ChunkOutcome::Promised || core.space.has_idle_chunks(kind) {
             let after_commits = || -> Result<bool> {
                 for _ in 0..2 {
                     commit()?;
                     match chunk()? {
-                        Wish::Granted => return Ok(true),
-                        Wish::NoRoom if !core.space.has_idle_chunks(kind) => break,
+                        ChunkOutcome::Granted => return Ok(true),
+                        ChunkOutcome::NoRoom if !core.space.has_idle_chunks(kind) => break,
                         _ => {}
                     }
                 }
                 Ok(false)
             };
-            let files = Delayed { bytes: u64::MAX, flights: index(FEWEST_FILES) };
+            let files = Delayed { bytes: u64::MAX, runs: index(FEWEST_FILES) };
             let made = || -> Result<bool> {
                 Ok(after_commits()? || write_delayed(&core, files, after_commits)?)
             };
@@ -137,12 +137,12 @@ impl Reclaim for Reclaimer {
             }
         }
         // Delayed data may have reserved more than it needs.
-        let least = Delayed { bytes: bytes.max(LEAST_BYTES), flights: usize::MAX };
+        let least = Delayed { bytes: bytes.max(LEAST_BYTES), runs: usize::MAX };
         if write_delayed(&core, least, || Ok(enough()))? {
             return Ok(true);
         }
         // Pinned space, and what is reserved for all notes, wait for a commit.
-        let pinned = core.space.accounts.pots(kind).pinned > 0;
+        let pinned = core.space.accounts.figures(kind).pinned > 0;
         if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
             commit()?;
             chunk()?;
@@ -158,7 +158,7 @@ impl Reclaim for Reclaimer {
         if moment() != begun {
             return Ok(true);
         }
-        tracing::debug!(?kind, bytes, pots = ?accounts.pots(kind), "nothing is left to be \
+        tracing::debug!(?kind, bytes, figures = ?accounts.figures(kind), "nothing is left to be \
             reclaimed");
         Ok(false)
     }
@@ -186,8 +186,8 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
         let progress = core.data.progress();
         let done = crate::file::reclaim(core, wanted);
         stats.note(wanted, done);
-        debug_assert!(done.flights <= wanted.flights || core.options.tuning.reclaim.may_exceed());
-        if done.flights > 0 && enough()? {
+        debug_assert!(done.runs <= wanted.runs || core.options.tuning.reclaim.may_exceed());
+        if done.runs > 0 && enough()? {
             return Ok(true);
         }
         let settled = core.data.settle();
@@ -198,11 +198,11 @@ fn write_delayed(core: &Core, wanted: Delayed, enough: impl Fn() -> Result<bool>
             }
         }
         // Data that could not be taken may have been in flight until a moment ago.
-        if done.flights == 0 && !settled && core.data.progress() == progress {
+        if done.runs == 0 && !settled && core.data.progress() == progress {
             break;
         }
         wanted.bytes = wanted.bytes.saturating_mul(2);
-        wanted.flights = wanted.flights.saturating_mul(2);
+        wanted.runs = wanted.runs.saturating_mul(2);
     }
     Ok(false)
 }
@@ -211,9 +211,9 @@ impl ReclaimCounters {
     fn note(&self, asked: Delayed, done: Delayed) {
         let add = |counter: &AtomicU64, n: u64| counter.fetch_add(n, Ordering::Relaxed);
         add(&self.writes, 1);
-        if asked.flights < usize::MAX {
-            add(&self.asked_runs, asked.flights as u64);
-            add(&self.written_runs, done.flights as u64);
+        if asked.runs < usize::MAX {
+            add(&self.asked_runs, asked.runs as u64);
+            add(&self.written_runs, done.runs as u64);
         }
         if asked.bytes < u64::MAX {
             add(&self.asked_bytes, asked.bytes);

@@ -175,7 +175,7 @@ fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
 /// One step towards `size`, in one transaction. True if it was the last one.
 fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
     loop {
-        inode.data.wait_landed(floor(size), u64::MAX)?;
+        inode.data.wait_completed(floor(size), u64::MAX)?;
         let last = few_behind(core, inode, ceil(size))?;
         let mut admitted = match tail(core, inode, size)? {
             Tail::Leave if last => Some(admit(core, inode, size, index(ceil(size) - size))?),

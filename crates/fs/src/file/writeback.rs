@@ -16,7 +16,7 @@
 
 use super::batch::{Handles, Item, Piece};
 use super::compress::{self, Part};
-use super::delalloc::{self, Departure, Job, Limits, depart, land};
+use super::delalloc::{self, Job, Limits, Submission, complete, submit};
 use super::dirty::index;
 use super::extents::{ExtentCursor, SECTOR};
 use super::join::join;
@@ -45,57 +45,57 @@ const BATCH: u64 = 32 << 20;
 /// A batch that is smaller than this takes in more files.
 const SMALL_BATCH: u64 = 1 << 20;
 /// Runs in a batch at most.
-const MAX_FLIGHTS: usize = 512;
+const MAX_RUNS: usize = 512;
 
 /// Writes the oldest dirty data back, if any is older than tick `before`. False when nothing could
 /// be taken.
 pub(crate) fn one_batch(core: &Core, before: u64) -> bool {
-    batch(core, before, Limits { bytes: BATCH, flights: MAX_FLIGHTS }).flights > 0
+    batch(core, before, Limits { bytes: BATCH, runs: MAX_RUNS }).runs > 0
 }
 
 /// As [`one_batch`], but no more than `most` and the rest of the last segment. Returns what was
 /// written.
 pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
     let mut job: Option<Job<'_>> = None;
-    let mut departures = Vec::new();
+    let mut submissions = Vec::new();
     let (mut bytes, mut from) = (0, 0);
-    let flights = most.flights.min(MAX_FLIGHTS);
-    while bytes < SMALL_BATCH.min(most.bytes) && departures.len() < flights {
+    let runs = most.runs.min(MAX_RUNS);
+    while bytes < SMALL_BATCH.min(most.bytes) && submissions.len() < runs {
         let Some((age, inode)) = core.data.pop(core, (from, before), &mut job) else { break };
         from = age + 1;
         let most_of_it = compress::batch(core, &inode, BATCH).min(most.bytes - bytes);
-        let limits = Limits { bytes: most_of_it, flights: flights - departures.len() };
-        bytes += depart(core, &inode, limits, true, &mut departures);
+        let limits = Limits { bytes: most_of_it, runs: runs - submissions.len() };
+        bytes += submit(core, &inode, limits, true, &mut submissions);
     }
-    let flights = departures.len();
+    let runs = submissions.len();
     if let Some(mut job) = job {
-        job.wrote = flights > 0;
+        job.wrote = runs > 0;
         if job.wrote {
-            write(core, departures);
+            write(core, submissions);
         }
     }
-    Limits { bytes, flights }
+    Limits { bytes, runs }
 }
 
 /// Writes back everything that the file with the oldest dirty data has. For
 /// [`crate::older::Reclaim::WholeInodes`].
 pub(super) fn whole_file(core: &Core) -> Limits {
     let mut job: Option<Job<'_>> = None;
-    let mut done = Limits { bytes: 0, flights: 0 };
+    let mut done = Limits { bytes: 0, runs: 0 };
     let Some((_, inode)) = core.data.pop(core, (0, u64::MAX), &mut job) else { return done };
     let mut requeue = true;
     loop {
-        let mut departures = Vec::new();
-        let limits = Limits { bytes: compress::batch(core, &inode, BATCH), flights: MAX_FLIGHTS };
-        let bytes = depart(core, &inode, limits, std::mem::take(&mut requeue), &mut departures);
-        if departures.is_empty() {
+        let mut submissions = Vec::new();
+        let limits = Limits { bytes: compress::batch(core, &inode, BATCH), runs: MAX_RUNS };
+        let bytes = submit(core, &inode, limits, std::mem::take(&mut requeue), &mut submissions);
+        if submissions.is_empty() {
             break;
         }
-        done = Limits { bytes: done.bytes + bytes, flights: done.flights + departures.len() };
-        write(core, departures);
+        done = Limits { bytes: done.bytes + bytes, runs: done.runs + submissions.len() };
+        write(core, submissions);
     }
     if let Some(job) = &mut job {
-        job.wrote = done.flights > 0;
+        job.wrote = done.runs > 0;
     }
     done
 }
@@ -110,35 +110,34 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         crate::api::may_wait()?;
         let before = core.data.tick();
         loop {
-            let mut departures = Vec::new();
+            let mut submissions = Vec::new();
             let mut job = core.data.start_job(core, 0);
-            let limits =
-                Limits { bytes: compress::batch(core, inode, BATCH), flights: MAX_FLIGHTS };
-            depart(core, inode, limits, false, &mut departures);
-            job.wrote = !departures.is_empty();
+            let limits = Limits { bytes: compress::batch(core, inode, BATCH), runs: MAX_RUNS };
+            submit(core, inode, limits, false, &mut submissions);
+            job.wrote = !submissions.is_empty();
             if job.wrote {
-                write(core, departures);
+                write(core, submissions);
             }
             drop(job);
             // Data that could not be taken waits until its older version is complete.
-            inode.data.wait_landed_before(before)?;
+            inode.data.wait_completed_before(before)?;
             if inode.data.oldest().is_none_or(|age| age >= before) {
                 break;
             }
         }
-        inode.data.wait_landed_before(before)?;
+        inode.data.wait_completed_before(before)?;
     }
     if inode.data.has_lost() { Err(Error::DataLost) } else { Ok(()) }
 }
 
 /// Prepares a run that was submitted for the steps.
-fn begin(core: &Core, departure: Departure) -> Item {
-    let mut item = Item::new(core, departure);
+fn begin(core: &Core, submission: Submission) -> Item {
+    let mut item = Item::new(core, submission);
     // Such files never go back into the leaf, as on Linux.
-    let stays = nocow::is_candidate(&item.departure.inode);
-    if item.departure.flight.inline && item.failed.is_none() && !stays {
+    let stays = nocow::is_candidate(&item.submission.inode);
+    if item.submission.in_flight.inline && item.failed.is_none() && !stays {
         // Preallocated extents may lie behind the end of even the smallest file.
-        match only_first_sector(core, &item.departure.inode) {
+        match only_first_sector(core, &item.submission.inode) {
             Ok(inline) => item.inline = inline,
             Err(e) => item.fail(e),
         }
@@ -150,29 +149,30 @@ fn begin(core: &Core, departure: Departure) -> Item {
 ///
 /// Every run is completed in any case, because others wait for that. A panic means a broken
 /// invariant, so nothing is written any more after one.
-fn write(core: &Core, departures: Vec<Departure>) {
+fn write(core: &Core, submissions: Vec<Submission>) {
     // Weak, because the holder of the last reference uses the buffers again.
-    let flights: Vec<_> =
-        departures.iter().map(|d| (d.inode.clone(), Arc::downgrade(&d.flight))).collect();
-    let done = catch_unwind(AssertUnwindSafe(|| write_all(core, departures)));
+    let runs: Vec<_> =
+        submissions.iter().map(|d| (d.inode.clone(), Arc::downgrade(&d.in_flight))).collect();
+    let done = catch_unwind(AssertUnwindSafe(|| write_all(core, submissions)));
     if done.is_err() {
         core.txns.fail("writing data back hit a broken invariant; see the log");
-        for (inode, flight) in flights {
-            if let Some(flight) = flight.upgrade().filter(|flight| delalloc::flies(&inode, flight))
+        for (inode, in_flight) in runs {
+            if let Some(in_flight) =
+                in_flight.upgrade().filter(|in_flight| delalloc::is_in_flight(&inode, in_flight))
             {
-                land(core, &inode, [&flight], false);
+                complete(core, &inode, [&in_flight], false);
             }
         }
     }
 }
 
-fn write_all(core: &Core, departures: Vec<Departure>) {
+fn write_all(core: &Core, submissions: Vec<Submission>) {
     let _doing = doing("write-back");
-    let _memory = core.data.scratch.take(scratch::need(core, &departures), core.budget().scratch);
-    let mut items: Vec<Item> = departures.into_iter().map(|d| begin(core, d)).collect();
+    let _memory = core.data.scratch.take(scratch::need(core, &submissions), core.budget().scratch);
+    let mut items: Vec<Item> = submissions.into_iter().map(|d| begin(core, d)).collect();
     let mut reserved: Option<Reservation> = None;
     for item in &mut items {
-        if let Some(more) = item.departure.items.take() {
+        if let Some(more) = item.submission.items.take() {
             match &mut reserved {
                 Some(r) => r.merge(more),
                 none => *none = Some(more),
@@ -191,7 +191,7 @@ fn write_all(core: &Core, departures: Vec<Departure>) {
     write_runs(core, &mut items, &runs);
     compute_csums(core.csum, &mut items);
     insert_all(core, &mut items, reserved);
-    delalloc::reuse(core, items.into_iter().map(|item| item.departure.flight));
+    delalloc::reuse(core, items.into_iter().map(|item| item.submission.in_flight));
 }
 
 /// Writes in place what may be written so, before space is sought for the rest. The rest is not
@@ -199,14 +199,14 @@ fn write_all(core: &Core, departures: Vec<Departure>) {
 fn write_in_place(core: &Core, items: &mut [Item], reserved: &mut Option<Reservation>) {
     let mut handles: Option<Handles<'_>> = None;
     for item in items {
-        if item.failed.is_some() || item.inline || !nocow::is_candidate(&item.departure.inode) {
+        if item.failed.is_some() || item.inline || !nocow::is_candidate(&item.submission.inode) {
             continue;
         }
         let handles = handles.get_or_insert_with(|| Handles::new(core, reserved.take()));
         item.in_place = true;
         match nocow::write_in_place(handles, item) {
             Ok(left) => {
-                item.landed = left.is_empty();
+                item.completed = left.is_empty();
                 item.parts = left.into_iter().map(|range| Part { range, packed: None }).collect();
             }
             Err(e) => item.fail(e),
@@ -220,19 +220,19 @@ fn pack(core: &Core, items: &mut [Item]) {
     // The number of jobs of each item, and whether they are for the leaf.
     let mut plan = Vec::with_capacity(items.len());
     for item in items.iter() {
-        let wish = if item.failed.is_none() && !item.in_place {
-            compress::wish(core, &item.departure.inode)
+        let choice = if item.failed.is_none() && !item.in_place {
+            compress::choice(core, &item.submission.inode)
         } else {
             None
         };
         let slices = |range| item.image.slices(item.taken(), range);
-        plan.push(match wish {
-            Some(wish) if item.inline => {
-                let bytes = slices(0..item.departure.flight.size);
-                jobs.push(compress::inline_job(wish, bytes, index(super::max_inline(core))));
+        plan.push(match choice {
+            Some(choice) if item.inline => {
+                let bytes = slices(0..item.submission.in_flight.size);
+                jobs.push(compress::inline_job(choice, bytes, index(super::max_inline(core))));
                 1
             }
-            Some(wish) => compress::jobs(wish, item.len(), slices, &mut jobs),
+            Some(choice) => compress::jobs(choice, item.len(), slices, &mut jobs),
             None => 0,
         });
     }
@@ -248,14 +248,14 @@ fn pack(core: &Core, items: &mut [Item]) {
             item.leaf = mine.next().and_then(compress::Done::into_packed);
             // Only the compressed form may be short enough.
             item.inline =
-                item.leaf.is_some() || super::may_be_inline(core, item.departure.flight.size);
+                item.leaf.is_some() || super::may_be_inline(core, item.submission.in_flight.size);
             if item.inline {
                 continue;
             }
         }
-        let verdict = compress::assemble(item.len(), item.departure.flight.size, mine);
-        item.parts = verdict.parts;
-        item.incompressible = verdict.mark;
+        let assembled = compress::assemble(item.len(), item.submission.in_flight.size, mine);
+        item.parts = assembled.parts;
+        item.incompressible = assembled.mark;
     }
 }
 
@@ -266,7 +266,7 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
     let mut space = core.space.accounts.empty(SpaceKind::Data);
     for item in items.iter_mut() {
         space.merge(std::mem::replace(
-            &mut item.departure.space,
+            &mut item.submission.space,
             core.space.accounts.empty(SpaceKind::Data),
         ));
     }
@@ -341,7 +341,7 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
         give_back(rest, &mut runs, &mut space);
     }
     for item in items.iter().filter(|i| i.in_place) {
-        space = delalloc::give_space(&item.departure.inode, space);
+        space = delalloc::give_space(&item.submission.inode, space);
     }
     runs
 }
@@ -371,7 +371,7 @@ fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
             item.fail(Error::DataLost);
         }
     }
-    core.flush_ahead();
+    core.flush_early();
 }
 
 /// The data that lies in a run of space, and where it begins.
@@ -390,9 +390,9 @@ fn write_of(items: &[Item], run: Run) -> Option<(Run, Logical, Vec<IoSlice<'_>>)
 
 fn compute_csums(csum: CsumType, items: &mut [Item]) {
     for item in items.iter_mut().filter(|i| i.verified && i.failed.is_none() && !i.inline) {
-        let Item { departure, image, pieces, .. } = item;
+        let Item { submission, image, pieces, .. } = item;
         for piece in pieces {
-            let slices = piece.slices(image, &departure.flight.taken);
+            let slices = piece.slices(image, &submission.in_flight.taken);
             piece.csums = csums_of(csum, &slices, index(piece.run.len));
         }
     }
@@ -410,7 +410,7 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
         }
         let item = &mut items[done];
         done += 1;
-        if item.landed {
+        if item.completed {
             continue;
         }
         let outcome = match item.failed.take() {
@@ -419,16 +419,16 @@ fn insert_all(core: &Core, items: &mut [Item], reserved: Option<Reservation>) {
             None => insert_extents(&mut handles, item),
         };
         if let Err(e) = outcome {
-            let id = item.departure.inode.id;
+            let id = item.submission.inode.id;
             // Data of a subvolume that was deleted meanwhile is not needed.
-            let unwanted = item.departure.inode.subvol.is_dead();
+            let unwanted = item.submission.inode.subvol.is_dead();
             if !unwanted {
                 tracing::warn!("data of inode {} in subvolume {} was lost: {e}", id.ino, id.subvol);
                 if let Err(e) = cover_lost(&mut handles, item) {
                     tracing::warn!("the lost range of inode {} got no hole item: {e}", id.ino);
                 }
             }
-            land(core, &item.departure.inode, [&item.departure.flight], unwanted);
+            complete(core, &item.submission.inode, [&item.submission.in_flight], unwanted);
             for piece in &item.pieces[item.created..] {
                 core.space.give_back(piece.run, None);
             }
@@ -442,21 +442,21 @@ fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     if has_no_holes(handles.core) {
         return Ok(());
     }
-    let inode = &item.departure.inode;
+    let inode = &item.submission.inode;
     let h = handles.get()?;
     let _extents = inode.data.lock_extents();
-    cover(h, inode, item.departure.flight.taken.end)
+    cover(h, inode, item.submission.in_flight.taken.end)
 }
 
 /// Enters the first of these runs together and completes them, where they are short pieces of one
 /// file that become one extent each, in holes. Returns how many those were.
 fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     let Some(first) = items.first() else { return 0 };
-    let inode = first.departure.inode.clone();
+    let inode = first.submission.inode.clone();
     let fresh: SmallVec<[Fresh; MAX_FRESH]> = items
         .iter()
         .take(MAX_FRESH)
-        .map_while(|i| i.fresh().filter(|_| Arc::ptr_eq(&i.departure.inode, &inode)))
+        .map_while(|i| i.fresh().filter(|_| Arc::ptr_eq(&i.submission.inode, &inode)))
         .scan(0, |end, f| {
             // When it has come to the end of a file, write-back goes on from the file's beginning.
             let ascends = f.start >= *end;
@@ -480,7 +480,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     }
     if count > 0 {
         // Under the handle, as below.
-        land(core, &inode, items[..count].iter().map(|i| &i.departure.flight), true);
+        complete(core, &inode, items[..count].iter().map(|i| &i.submission.in_flight), true);
         h.mark_dirty(&inode);
     }
     drop(extents);
@@ -511,13 +511,13 @@ fn note_csums(h: &mut Handle<'_>, items: &[Item]) {
 
 fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
     let core = handles.core;
-    let inode = &item.departure.inode;
-    let flight = &item.departure.flight;
+    let inode = &item.submission.inode;
+    let in_flight = &item.submission.in_flight;
     let count = item.pieces.len();
     for i in 0..count {
         let piece = &mut item.pieces[i];
-        let start = flight.taken.start + piece.range.start;
-        let end = flight.taken.start + piece.range.end;
+        let start = in_flight.taken.start + piece.range.start;
+        let end = in_flight.taken.start + piece.range.end;
         let compression = piece.packed.as_ref().map_or(Compression::None, |p| p.method);
         let csums = std::mem::take(&mut piece.csums);
         let run = piece.run;
@@ -563,7 +563,7 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
                 }
                 // Under the handle: the seal that has the extent must see the size that the extent
                 // allows.
-                land(core, inode, [flight], true);
+                complete(core, inode, [in_flight], true);
                 h.mark_dirty(inode);
             }
             drop(extents);
@@ -573,13 +573,13 @@ fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
 }
 
 fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
-    let inode = &item.departure.inode;
-    let flight = &item.departure.flight;
+    let inode = &item.submission.inode;
+    let in_flight = &item.submission.in_flight;
     let plain;
     let (data, compression) = match &item.leaf {
         Some(packed) => (&packed.data, packed.method),
         None => {
-            plain = item.image.slices(item.taken(), 0..flight.size).concat();
+            plain = item.image.slices(item.taken(), 0..in_flight.size).concat();
             (&plain, Compression::None)
         }
     };
@@ -588,9 +588,9 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     h.need_incompat(property::incompat(compression).bits());
     let extents = inode.data.lock_extents();
     let mut created = false;
-    let new = New::Inline { data, ram_bytes: flight.size, compression };
+    let new = New::Inline { data, ram_bytes: in_flight.size, compression };
     replace(h, inode, (0, SECTOR), new, &mut created)?;
-    land(core, inode, [flight], true);
+    complete(core, inode, [in_flight], true);
     h.mark_dirty(inode);
     drop(extents);
     Ok(())

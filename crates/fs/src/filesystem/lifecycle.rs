@@ -197,8 +197,8 @@ impl Filesystem {
             }
         };
         spawn("larder-flush", Box::new(body))?;
-        let ahead = core.clone();
-        spawn("larder-ahead", Box::new(move || crate::transaction::ahead::run(&ahead)))?;
+        let early = core.clone();
+        spawn("larder-early", Box::new(move || crate::transaction::early_flush::run(&early)))?;
         crate::inode::orphan::clean_up_after_crash(&core)?;
         Ok(fs)
     }
@@ -389,8 +389,8 @@ impl Filesystem {
             inodes_in_memory: core.subvols.read().values().map(|s| s.inodes.len() as u64).sum(),
             data_reserved: accounts.reserved_by_operations(Data),
             metadata_reserved: accounts.reserved_by_operations(Metadata),
-            data_pinned: accounts.pots(Data).pinned,
-            metadata_pinned: accounts.pots(Metadata).pinned,
+            data_pinned: accounts.figures(Data).pinned,
+            metadata_pinned: accounts.figures(Metadata).pinned,
             metadata_overdrawn: accounts.stats(Metadata).overdrawn,
             space_waits: accounts.stats(Data).tickets + accounts.stats(Metadata).tickets,
             space_refusals: accounts.stats(Data).refused + accounts.stats(Metadata).refused,

@@ -13,7 +13,7 @@ use crate::error::{Error, Place, Result};
 use crate::file::reclaim::Reclaimer;
 use crate::space::alloc::Allocator;
 use crate::space::chunks::mapped;
-use crate::transaction::ahead::Flushes;
+use crate::transaction::early_flush::Flushes;
 use crate::transaction::{Ground, SuperblockWritten, Transactions, find_root, root_pointer};
 use crate::tree::{
     BlockReader, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,

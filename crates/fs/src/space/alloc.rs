@@ -17,7 +17,7 @@ use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, map
 use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
-use crate::space::purses::Purses;
+use crate::space::preallocated::PreallocatedBlocks;
 use crate::space::reserve::{Reservation, Space as Accounts, global_reserve_size};
 use crate::space::trim::Told;
 use crate::space::{Run, SpaceKind};
@@ -56,7 +56,10 @@ pub(crate) trait Running {
     ///
     /// # Errors
     /// `ReadOnly`; those of `make`.
-    fn while_pinned(&self, make: &mut dyn FnMut(&dyn ChunkNotes) -> Result<Wish>) -> Result<Wish>;
+    fn while_pinned(
+        &self,
+        make: &mut dyn FnMut(&dyn ChunkNotes) -> Result<ChunkOutcome>,
+    ) -> Result<ChunkOutcome>;
 }
 
 /// Blocks that a commit may need beyond copies and beyond what grows by bytes: splits up to the
@@ -70,7 +73,7 @@ pub(crate) struct Seen(u64);
 
 /// What came of a request for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum ChunkOutcome {
     /// There is a chunk that the caller has not seen, made by this call or by another thread. The
     /// caller has to look again.
     Granted,
@@ -169,7 +172,7 @@ pub(crate) struct Allocator {
     rebuild: Mutex<Vec<Run>>,
     pub(crate) discards: Discards,
     /// Addresses for new blocks that operations did not need.
-    pub(crate) purses: Purses,
+    pub(crate) preallocated: PreallocatedBlocks,
     pub(super) options: Arc<OpenOptions>,
     pub(super) volume: Arc<Volume>,
     /// What keeps freed space from being used again.
@@ -260,7 +263,7 @@ impl Allocator {
             kept_by_commit: AtomicU64::new(0),
             rebuild: Mutex::new(rebuild),
             discards: Discards::default(),
-            purses: Purses::default(),
+            preallocated: PreallocatedBlocks::default(),
             options: options.clone(),
             volume: volume.clone(),
             epochs: epochs.clone(),
@@ -274,7 +277,7 @@ impl Allocator {
 
     /// Makes the global reserve as large as commits now need it.
     fn size_global_reserve(&self) {
-        let metadata = self.accounts.pots(SpaceKind::Metadata);
+        let metadata = self.accounts.figures(SpaceKind::Metadata);
         let commit = self.global_trees() + SLACK_BLOCKS * u64::from(self.features.nodesize);
         self.accounts.set_global_reserve(global_reserve_size(commit, metadata.total));
     }
@@ -289,7 +292,7 @@ impl Allocator {
         }
         // The number of blocks is an upper bound, so it is limited to what there is.
         let bytes = blocks.saturating_mul(u64::from(self.features.nodesize));
-        let used = self.accounts.pots(SpaceKind::Metadata).used;
+        let used = self.accounts.figures(SpaceKind::Metadata).used;
         self.global_trees.store(bytes.min(used), Ordering::Relaxed);
         self.size_global_reserve();
         Ok(())
@@ -350,7 +353,12 @@ impl Allocator {
     }
 
     /// Makes a chunk for `kind` in `txn`, unless there is one that the caller has not seen.
-    fn new_chunk(&self, txn: &dyn ChunkNotes, kind: SpaceKind, seen: Option<Seen>) -> Result<Wish> {
+    fn new_chunk(
+        &self,
+        txn: &dyn ChunkNotes,
+        kind: SpaceKind,
+        seen: Option<Seen>,
+    ) -> Result<ChunkOutcome> {
         let flags = self.flags(kind);
         #[cfg(test)]
         self.at_the_door.fetch_add(1, Ordering::AcqRel);
@@ -358,15 +366,15 @@ impl Allocator {
         // space and the accounts without the group.
         let mut device = self.device.lock();
         if seen.is_some_and(|seen| seen != self.seen(kind)) {
-            return Ok(Wish::Granted);
+            return Ok(ChunkOutcome::Granted);
         }
-        let Some(plan) = self.plan(&device, kind) else { return Ok(Wish::NoRoom) };
+        let Some(plan) = self.plan(&device, kind) else { return Ok(ChunkOutcome::NoRoom) };
         let end = device.chunks.last_key_value().map_or(0, |(at, c)| at.0 + c.length);
         let start =
             end.checked_next_multiple_of(larder_format::STRIPE_LEN).map(|start| start.max(1 << 20));
         let Some(start) = start.filter(|start| start.checked_add(plan.len).is_some()).map(Logical)
         else {
-            return Ok(Wish::NoRoom);
+            return Ok(ChunkOutcome::NoRoom);
         };
         let stripes = plan
             .stripes
@@ -391,7 +399,7 @@ impl Allocator {
                 _ => u64::MAX,
             };
             if !self.accounts.take_device_space(most, overcommit) {
-                return Ok(Wish::Promised);
+                return Ok(ChunkOutcome::Promised);
             }
         }
         self.volume.add_chunk(in_map)?;
@@ -411,7 +419,7 @@ impl Allocator {
         self.counter(kind).fetch_add(1, Ordering::AcqRel);
         drop(device);
         self.size_global_reserve();
-        Ok(Wish::Granted)
+        Ok(ChunkOutcome::Granted)
     }
 
     /// Keeps what the commit that is under way was promised, in groups that it may use. If `bytes`
@@ -421,7 +429,7 @@ impl Allocator {
         let seen = self.seen(SpaceKind::Metadata);
         let kept = self.kept_by_commit.load(Ordering::Acquire);
         let floor = self.accounts.global_reserve().1.saturating_add(kept);
-        if self.accounts.pots(SpaceKind::Metadata).free() >= floor.saturating_add(bytes) {
+        if self.accounts.figures(SpaceKind::Metadata).free() >= floor.saturating_add(bytes) {
             return Ok(());
         }
         self.chunk_in_running(txns, SpaceKind::Metadata, seen).map(drop)
@@ -446,13 +454,13 @@ impl Allocator {
             ) {
                 Ok(blocks) => return Ok(blocks),
                 Err(_)
-                    if self.chunk_in_running(txns, SpaceKind::Metadata, seen)? == Wish::Granted => {
-                }
+                    if self.chunk_in_running(txns, SpaceKind::Metadata, seen)?
+                        == ChunkOutcome::Granted => {}
                 // What was promised must be somewhere.
                 Err(_) if !squeezed => {
                     squeezed = true;
                     self.release_expired();
-                    self.empty_purses();
+                    self.give_back_preallocated();
                 }
                 Err(need) => return Err(need.into()),
             }
@@ -469,7 +477,7 @@ impl Allocator {
         txns: &impl Running,
         kind: SpaceKind,
         seen: Seen,
-    ) -> Result<Wish> {
+    ) -> Result<ChunkOutcome> {
         txns.while_pinned(&mut |txn| self.new_chunk(txn, kind, Some(seen)))
     }
 
@@ -492,12 +500,12 @@ impl Allocator {
                 Ok(at) => return Ok(at),
                 // Chunks that others have made meanwhile are of no use: they belong to a
                 // transaction that is too late for this commit.
-                Err(_) if self.new_chunk(txn, kind, None)? == Wish::Granted => {}
+                Err(_) if self.new_chunk(txn, kind, None)? == ChunkOutcome::Granted => {}
                 Err(_) if !squeezed => {
                     squeezed = true;
                     self.epochs.wait_for_oldest();
                     self.hurry();
-                    self.empty_purses();
+                    self.give_back_preallocated();
                 }
                 Err(_) => {
                     self.explain(kind, txn.generation(), from.bytes());
@@ -509,10 +517,10 @@ impl Allocator {
 
     /// Says in the log why a commit finds no space, which should not happen.
     fn explain(&self, kind: SpaceKind, committing: Generation, reserved: u64) {
-        let pots = self.accounts.pots(kind);
+        let figures = self.accounts.figures(kind);
         let global = self.accounts.global_reserve();
         let unallocated = self.device.lock().unallocated();
-        tracing::error!(?kind, %committing, reserved, ?pots, ?global, unallocated, "a commit \
+        tracing::error!(?kind, %committing, reserved, ?figures, ?global, unallocated, "a commit \
             finds no space");
         for group in self.groups.all().iter().filter(|g| g.kind() == kind) {
             tracing::error!(at = %group.run().start, created_in = %group.created_in(), usage = ?group.usage(), "block group");
@@ -539,7 +547,9 @@ impl Allocator {
             let seen = self.seen(SpaceKind::Data);
             match self.groups.allocate_data(want, min, Generation(u64::MAX), from) {
                 Ok(run) => return Ok(run),
-                Err(_) if self.chunk_in_running(txns, SpaceKind::Data, seen)? == Wish::Granted => {}
+                Err(_)
+                    if self.chunk_in_running(txns, SpaceKind::Data, seen)?
+                        == ChunkOutcome::Granted => {}
                 Err(need) => return Err(need.into()),
             }
         }
@@ -611,7 +621,7 @@ impl Allocator {
             }
             let keep =
                 if theirs == SpaceKind::Metadata { self.accounts.global_reserve().0 } else { 0 };
-            let rest = self.accounts.pots(theirs).free().checked_sub(now.free);
+            let rest = self.accounts.figures(theirs).free().checked_sub(now.free);
             let another =
                 |g: &&Arc<BlockGroup>| g.flags() == group.flags() && g.run() != group.run();
             rest.is_some_and(|rest| rest >= keep) && all.iter().any(|g| another(&g))
@@ -706,7 +716,7 @@ impl Allocator {
     pub(crate) fn statfs(&self) -> (u64, u64) {
         let copies = self.copies(SpaceKind::Data);
         let unallocated = self.device.lock().unallocated() / copies;
-        let data = self.accounts.pots(SpaceKind::Data);
+        let data = self.accounts.figures(SpaceKind::Data);
         let free =
             data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));
         (self.total_bytes / copies, free + unallocated)

@@ -24,7 +24,7 @@ pub use load::{FreeSource, Loaded, load, scan_used};
 
 use crate::error::{Error, Place, Result};
 use crate::lock::{self, Mutex, RwLock};
-use crate::space::reserve::{Pots, Reservation, Space};
+use crate::space::reserve::{Figures, Reservation, Space};
 use crate::space::{Run, SpaceKind, free_index::FreeIndex};
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE};
@@ -292,7 +292,7 @@ impl Groups {
     fn add_and(
         &self,
         group: BlockGroup,
-        count: impl FnOnce(SpaceKind, &dyn Fn(&mut Pots)),
+        count: impl FnOnce(SpaceKind, &dyn Fn(&mut Figures)),
     ) -> Result<Arc<BlockGroup>> {
         // Such a group would be counted in one account and serve both.
         if !self.space.is_mixed()
@@ -517,13 +517,18 @@ impl Groups {
         Ok(group.take(Generation(u64::MAX), from, |free| free.take(run)).is_some())
     }
 
-    fn change(&self, run: Run, f: impl FnOnce(&mut GroupState), pots: impl Fn(&mut Pots, bool)) {
+    fn change(
+        &self,
+        run: Run,
+        f: impl FnOnce(&mut GroupState),
+        figures: impl Fn(&mut Figures, bool),
+    ) {
         let group = self.find_run(run).expect("space of a known group");
         let mut s = group.state.lock();
         f(&mut s);
         group.check(&s);
         let read_only = s.read_only;
-        self.space.change(group.kind(), |p| pots(p, read_only));
+        self.space.change(group.kind(), |p| figures(p, read_only));
     }
 
     /// Frees allocated space that nothing ever referred to, at once. It goes into the reservation,

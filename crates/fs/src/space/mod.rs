@@ -14,7 +14,7 @@
 //! | [`reserve`] | which requests wait, and in which order, when space is short |
 //! | [`groups`] | which block group an allocation comes from |
 //! | `alloc` | when a chunk is made, and what then must know of it |
-//! | `purses` | how many preallocated blocks are kept for the next operation |
+//! | `preallocated` | how many preallocated blocks are kept for the next operation |
 //! | `discard`, `trim` | when the device is told that space holds nothing; which space that is |
 //! | `usage` | figures about space for people: what is full |
 //!
@@ -30,7 +30,7 @@ pub mod extent_tree;
 pub mod free_index;
 pub mod free_space_tree;
 pub mod groups;
-pub(crate) mod purses;
+pub(crate) mod preallocated;
 pub mod refs;
 pub mod reserve;
 pub(crate) mod trim;

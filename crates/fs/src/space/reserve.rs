@@ -57,7 +57,7 @@ pub trait Reclaim: Send + Sync {
 
 /// Bytes of one kind of space, and what state they are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pots {
+pub struct Figures {
     /// In all block groups.
     pub total: u64,
     /// Allocated.
@@ -70,7 +70,7 @@ pub struct Pots {
     pub unusable: u64,
 }
 
-impl Pots {
+impl Figures {
     /// Bytes that can be allocated now, promised or not.
     #[must_use]
     pub fn free(&self) -> u64 {
@@ -127,13 +127,13 @@ struct Ticket {
 }
 
 #[derive(Default)]
-struct State {
-    pots: Pots,
+struct AccountState {
+    figures: Figures,
     /// Bytes that metadata may be promised beyond `total`, against device space that can still
     /// become metadata: worst cases are many times what is used, and the commit makes the chunk
     /// when it is needed.
     overcommit: u64,
-    /// Size that the global reserve should have, and what it holds (a part of `pots.reserved`).
+    /// Size that the global reserve should have, and what it holds (a part of `figures.reserved`).
     global_size: u64,
     global: u64,
     /// Reservations of operations that pass.
@@ -145,27 +145,27 @@ struct State {
     queue: VecDeque<Arc<Ticket>>,
 }
 
-impl State {
+impl AccountState {
     /// Bytes that no operation holds: reclaiming is meant to increase these. They include the
     /// global reserve, which is the first to get what comes back.
     fn unheld(&self) -> u64 {
-        (self.pots.free() + self.overcommit).saturating_sub(self.pots.reserved - self.global)
+        (self.figures.free() + self.overcommit).saturating_sub(self.figures.reserved - self.global)
     }
     /// Is there plenty of room for this, which operations that are about to end have reserved? A
     /// chunk that was made because of them would stay for good.
     fn is_only_held_up(&self, bytes: u64) -> bool {
-        self.passing > 0 && self.pots.used.saturating_add(bytes) < self.pots.total / 4 * 3
+        self.passing > 0 && self.figures.used.saturating_add(bytes) < self.figures.total / 4 * 3
     }
     /// Bytes that may still be promised. What the global reserve lacks counts as promised already.
     /// Otherwise operations would use up the chunks made for them before the reserve is full.
     fn available(&self, overcommits: bool) -> u64 {
-        let limit = self.pots.free() + if overcommits { self.overcommit } else { 0 };
-        limit.saturating_sub(self.pots.reserved + self.global_size.saturating_sub(self.global))
+        let limit = self.figures.free() + if overcommits { self.overcommit } else { 0 };
+        limit.saturating_sub(self.figures.reserved + self.global_size.saturating_sub(self.global))
     }
     fn try_take(&mut self, bytes: u64, overcommits: bool) -> bool {
         let fits = bytes <= self.available(overcommits);
         if fits {
-            self.pots.reserved += bytes;
+            self.figures.reserved += bytes;
         }
         fits
     }
@@ -180,11 +180,11 @@ impl State {
     }
     /// Hands out what has become free: first to the global reserve, then to the oldest tickets.
     fn serve(&mut self) {
-        self.pots.check();
-        let unpromised = self.pots.free().saturating_sub(self.pots.reserved);
+        self.figures.check();
+        let unpromised = self.figures.free().saturating_sub(self.figures.reserved);
         let fill = self.global_size.saturating_sub(self.global).min(unpromised);
         self.global += fill;
-        self.pots.reserved += fill;
+        self.figures.reserved += fill;
         while let Some(first) = self.queue.front() {
             let (bytes, overcommits, deletes) =
                 (first.bytes, first.overcommits, first.asked.deletes);
@@ -221,7 +221,7 @@ impl State {
 
 #[derive(Default)]
 struct Account {
-    state: Mutex<State>,
+    state: Mutex<AccountState>,
     tickets: AtomicU64,
     reclaims: AtomicU64,
     refused: AtomicU64,
@@ -237,10 +237,10 @@ pub struct Space {
 
 impl std::fmt::Debug for Space {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let pots: Vec<_> = self.accounts.iter().map(|a| a.state.lock().pots).collect();
+        let figures: Vec<_> = self.accounts.iter().map(|a| a.state.lock().figures).collect();
         f.debug_struct("Space")
             .field("mixed", &self.mixed)
-            .field("pots", &pots)
+            .field("figures", &figures)
             .finish_non_exhaustive()
     }
 }
@@ -295,15 +295,15 @@ impl Space {
 
     /// The figures of an account.
     #[must_use]
-    pub fn pots(&self, kind: SpaceKind) -> Pots {
-        self.account(kind).state.lock().pots
+    pub fn figures(&self, kind: SpaceKind) -> Figures {
+        self.account(kind).state.lock().figures
     }
 
     /// Bytes that operations have reserved, without the global reserve. 0 when nothing runs.
     #[must_use]
     pub fn reserved_by_operations(&self, kind: SpaceKind) -> u64 {
         let state = self.account(kind).state.lock();
-        state.pots.reserved - state.global
+        state.figures.reserved - state.global
     }
 
     /// Could this be reserved now, if nothing was in line?
@@ -354,7 +354,7 @@ impl Space {
     #[must_use]
     pub fn take_device_space(&self, most: u64, overcommit: u64) -> bool {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
-        let fits = state.pots.overcommitted() <= most;
+        let fits = state.figures.overcommitted() <= most;
         if fits {
             state.overcommit = overcommit;
         }
@@ -367,7 +367,7 @@ impl Space {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
         let surplus = state.global.saturating_sub(bytes);
         state.global -= surplus;
-        state.pots.reserved -= surplus;
+        state.figures.reserved -= surplus;
         state.global_size = bytes;
         state.serve();
     }
@@ -380,23 +380,23 @@ impl Space {
     }
 
     /// Changes the figures, and serves the tickets that the change helps.
-    pub(super) fn change(&self, kind: SpaceKind, f: impl FnOnce(&mut Pots)) {
+    pub(super) fn change(&self, kind: SpaceKind, f: impl FnOnce(&mut Figures)) {
         let mut state = self.account(kind).state.lock();
-        f(&mut state.pots);
+        f(&mut state.figures);
         state.serve();
     }
 
     /// A group has come, which takes device space. Changes the figures of its account, and sets
     /// what metadata may be promised beyond its groups. For metadata both happen in one step,
     /// because it is the same space.
-    pub(super) fn grow(&self, kind: SpaceKind, overcommit: u64, f: impl FnOnce(&mut Pots)) {
+    pub(super) fn grow(&self, kind: SpaceKind, overcommit: u64, f: impl FnOnce(&mut Figures)) {
         let metadata = self.account(SpaceKind::Metadata);
         let account = self.account(kind);
         if !std::ptr::eq(account, metadata) {
             return self.change(kind, f);
         }
         let mut state = account.state.lock();
-        f(&mut state.pots);
+        f(&mut state.figures);
         state.overcommit = overcommit;
         state.serve();
     }
@@ -406,11 +406,11 @@ impl Space {
     /// against device space.
     pub(super) fn try_withdraw(&self, kind: SpaceKind, bytes: u64) -> bool {
         let mut state = self.account(kind).state.lock();
-        let rest = state.pots.free().checked_sub(bytes);
-        let fits = rest.is_some_and(|rest| rest >= state.pots.reserved);
+        let rest = state.figures.free().checked_sub(bytes);
+        let fits = rest.is_some_and(|rest| rest >= state.figures.reserved);
         if fits {
-            state.pots.unusable += bytes;
-            state.pots.check();
+            state.figures.unusable += bytes;
+            state.figures.check();
         }
         fits
     }
@@ -421,8 +421,8 @@ impl Space {
         let mut state = self.account(kind).state.lock();
         let fits = bytes <= state.available(false);
         if fits {
-            state.pots.pinned += bytes;
-            state.pots.check();
+            state.figures.pinned += bytes;
+            state.figures.check();
         }
         fits
     }
@@ -649,7 +649,7 @@ impl Space {
                 fruitless = FRUITLESS_ROUNDS - 1;
                 continue;
             }
-            let held = state.pots.reserved > state.global;
+            let held = state.figures.reserved > state.global;
             if asked.deletes && held && patience > 0 && matches!(refusal, Error::NoSpace) {
                 fruitless = FRUITLESS_ROUNDS - 1;
                 patience -= 1;
@@ -674,13 +674,13 @@ impl Space {
 
 impl Ticket {
     /// Waits to be woken. Every change locks the account first, so nothing is missed.
-    fn wait(&self, state: MutexGuard<'_, State>) {
+    fn wait(&self, state: MutexGuard<'_, AccountState>) {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait(&mut mine);
     }
     /// The same for `longest` at most. Returns true if that time has passed.
-    fn wait_for(&self, state: MutexGuard<'_, State>, longest: Duration) -> bool {
+    fn wait_for(&self, state: MutexGuard<'_, AccountState>, longest: Duration) -> bool {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait_for(&mut mine, longest).timed_out()
@@ -702,7 +702,7 @@ impl Drop for InLine<'_> {
         // It may have been granted while its thread was giving up.
         let unwanted = *self.ticket.state.lock() == TicketState::Granted;
         if unwanted {
-            state.pots.reserved -= self.ticket.bytes;
+            state.figures.reserved -= self.ticket.bytes;
             state.passing -= u64::from(self.ticket.asked.passes);
         }
         if unwanted || state.queue.len() < before {
@@ -764,16 +764,16 @@ impl Reservation {
         let global =
             if self.kind == SpaceKind::Metadata { (bytes - own).min(state.global) } else { 0 };
         state.global -= global;
-        state.pots.reserved -= own + global;
-        state.pots.used += bytes;
-        state.pots.check();
+        state.figures.reserved -= own + global;
+        state.figures.used += bytes;
+        state.figures.check();
         account.overdrawn.fetch_add(bytes - own, Ordering::Relaxed);
     }
     /// `bytes` were allocated and are given back unused. They are reserved again.
     pub(super) fn restore(&mut self, bytes: u64) {
         let mut state = self.space.account(self.kind).state.lock();
-        state.pots.used -= bytes;
-        state.pots.reserved += bytes;
+        state.figures.used -= bytes;
+        state.figures.reserved += bytes;
         self.bytes += bytes;
     }
 }
@@ -784,7 +784,7 @@ impl Drop for Reservation {
             return;
         }
         let mut state = self.space.account(self.kind).state.lock();
-        state.pots.reserved -= self.bytes;
+        state.figures.reserved -= self.bytes;
         state.serve();
         let waited_for = std::mem::take(&mut state.waits_for_any);
         if self.passing {

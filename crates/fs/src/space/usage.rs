@@ -81,7 +81,7 @@ impl Allocator {
 
     fn kind_usage(&self, kind: SpaceKind) -> KindUsage {
         let accounts = &self.accounts;
-        let pots = accounts.pots(kind);
+        let figures = accounts.figures(kind);
         let mixed = accounts.is_mixed() && kind != SpaceKind::System;
         let kept =
             if kind == SpaceKind::Metadata || mixed { accounts.global_reserve().0 } else { 0 };
@@ -89,13 +89,13 @@ impl Allocator {
         let mut usage = KindUsage {
             profile: self.profile_name(kind),
             copies: self.copies(kind),
-            total: pots.total,
-            used: pots.used,
-            pinned: pots.pinned,
+            total: figures.total,
+            used: figures.used,
+            pinned: figures.pinned,
             reserved,
             kept,
-            unusable: pots.unusable,
-            available: pots.free().saturating_sub(kept.saturating_add(reserved)),
+            unusable: figures.unusable,
+            available: figures.free().saturating_sub(kept.saturating_add(reserved)),
             chunks: 0,
             sparse_chunks: 0,
             sparse_free: 0,
@@ -118,9 +118,9 @@ impl Allocator {
     /// room, because a request that needs it gets it.
     pub(crate) fn metadata_is_full(&self, new_file: u64) -> bool {
         let accounts = &self.accounts;
-        let pots = accounts.pots(SpaceKind::Metadata);
+        let figures = accounts.figures(SpaceKind::Metadata);
         let promised = accounts.global_reserve().0 + new_file;
-        pots.free() + pots.pinned < promised && self.next_chunk(SpaceKind::Metadata) == 0
+        figures.free() + figures.pinned < promised && self.next_chunk(SpaceKind::Metadata) == 0
     }
 
     /// For `statfs`: bytes in all, free bytes, and bytes that may be written now.

@@ -21,7 +21,7 @@ use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
 use crate::transaction::sharing::{KnownRefs, Released};
 use crate::transaction::{Handle, Progress, parse_root_item, root_pointer};
-use crate::tree::{Need, Node, Pointer, Stop, child_pointer, child_slot, doing};
+use crate::tree::{EditStop, Need, Node, Pointer, child_pointer, child_slot, doing};
 use larder_format::items::{ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use std::sync::Arc;
@@ -189,11 +189,13 @@ impl Walk {
                             "a half-dropped tree shares a block on its way",
                         ));
                     }
-                    Err(Stop::Need(Need::Refs(at, level))) => {
+                    Err(EditStop::Need(Need::Refs(at, level))) => {
                         core.learn_refs(&mut known, at, level)?
                     }
-                    Err(Stop::Need(_)) => unreachable!("only reference counts are missing here"),
-                    Err(Stop::Fail(e)) => return Err(e),
+                    Err(EditStop::Need(_)) => {
+                        unreachable!("only reference counts are missing here")
+                    }
+                    Err(EditStop::Fail(e)) => return Err(e),
                 }
             };
             drop(h);
@@ -356,11 +358,11 @@ impl Walk {
         }
     }
 
-    fn provide(&self, core: &Core, known: &mut KnownRefs, stop: Stop) -> Result<()> {
+    fn provide(&self, core: &Core, known: &mut KnownRefs, stop: EditStop) -> Result<()> {
         match stop {
-            Stop::Need(Need::Refs(at, level)) => core.learn_refs(known, at, level),
-            Stop::Need(_) => unreachable!("only reference counts are missing here"),
-            Stop::Fail(e) => Err(e),
+            EditStop::Need(Need::Refs(at, level)) => core.learn_refs(known, at, level),
+            EditStop::Need(_) => unreachable!("only reference counts are missing here"),
+            EditStop::Fail(e) => Err(e),
         }
     }
 

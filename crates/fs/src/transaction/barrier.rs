@@ -8,7 +8,7 @@
 //!   before its own. That superblock is never written after the one of the log's own transaction. A
 //!   thread that writes either holds [`SuperblockWritten`].
 //!
-//! A flush counts as good only if no early flush failed beside it: see [`super::ahead`].
+//! A flush counts as good only if no early flush failed beside it: see [`super::early_flush`].
 
 use crate::error::{Error, Result};
 use crate::transaction::Ground;

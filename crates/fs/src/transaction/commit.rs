@@ -18,7 +18,7 @@ use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind, csum_tree, free_space_tree, groups};
 use crate::transaction::{Ground, SubvolumeTree, Txn, find_root, writeout};
-use crate::tree::{BlockSource, Need, Node, Root, Stop, Tree, TreeOps, Version, doing};
+use crate::tree::{BlockSource, EditStop, Need, Node, Root, Tree, TreeOps, Version, doing};
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{BlockGroupItem, Chunk, DevExtent, ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, Superblock, TreeId};
@@ -108,8 +108,8 @@ struct Frozen {
 struct Committer<'a> {
     ground: &'a Ground,
     txn: Arc<Txn>,
-    purse: Vec<Logical>,
-    system_purse: Vec<Logical>,
+    preallocated: Vec<Logical>,
+    system_preallocated: Vec<Logical>,
     reserve: Reservation,
     system_reserve: Reservation,
     /// References of the global trees' own blocks, not applied yet.
@@ -138,17 +138,27 @@ impl BlockSource for Source<'_, '_> {
         self.committer.ground.published_hint()
     }
     fn available(&self) -> usize {
-        if self.system { self.committer.system_purse.len() } else { self.committer.purse.len() }
+        if self.system {
+            self.committer.system_preallocated.len()
+        } else {
+            self.committer.preallocated.len()
+        }
     }
     fn take(&mut self) -> Logical {
-        let purse =
-            if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
-        purse.pop().expect("the edit asked for addresses first")
+        let preallocated = if self.system {
+            &mut self.committer.system_preallocated
+        } else {
+            &mut self.committer.preallocated
+        };
+        preallocated.pop().expect("the edit asked for addresses first")
     }
     fn untake(&mut self, at: Logical) {
-        let purse =
-            if self.system { &mut self.committer.system_purse } else { &mut self.committer.purse };
-        purse.push(at);
+        let preallocated = if self.system {
+            &mut self.committer.system_preallocated
+        } else {
+            &mut self.committer.preallocated
+        };
+        preallocated.push(at);
     }
     fn buffer(&mut self) -> Arc<[u8]> {
         self.committer.ground.store.buffer()
@@ -172,7 +182,7 @@ impl BlockSource for Source<'_, '_> {
         old: &Node,
         new: Logical,
         maybe_shared: bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), EditStop> {
         debug_assert!(!maybe_shared, "global trees are never shared");
         self.created(tree, new, old.level(), old.first_key().unwrap_or_default());
         let nodesize = self.committer.ground.nodesize();
@@ -180,7 +190,7 @@ impl BlockSource for Source<'_, '_> {
         self.committer.pending.drop_tree_block(old.address(), nodesize, old.level(), mine)?;
         Ok(())
     }
-    fn snapshot(&mut self, _: TreeId, _: &Node, _: Logical) -> Result<(), Stop> {
+    fn snapshot(&mut self, _: TreeId, _: &Node, _: Logical) -> Result<(), EditStop> {
         unreachable!("only subvolumes have snapshots")
     }
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8) {
@@ -204,19 +214,19 @@ impl BlockSource for Source<'_, '_> {
         };
         let system = self.system;
         let c = &mut *self.committer;
-        let (purse, from) = if system {
-            (&mut c.system_purse, &mut c.system_reserve)
+        let (preallocated, from) = if system {
+            (&mut c.system_preallocated, &mut c.system_reserve)
         } else {
-            (&mut c.purse, &mut c.reserve)
+            (&mut c.preallocated, &mut c.reserve)
         };
         let mut more = Vec::new();
-        while purse.len() + more.len() < wanted {
+        while preallocated.len() + more.len() < wanted {
             more.push(c.ground.space.allocate_for_commit(&*c.txn, system, from)?);
         }
         // Addresses are taken from the end, so this order keeps them rising.
         more.reverse();
-        more.append(purse);
-        *purse = more;
+        more.append(preallocated);
+        *preallocated = more;
         Ok(())
     }
 }
@@ -265,8 +275,8 @@ impl<'a> Committer<'a> {
         let freed = std::mem::take(&mut *txn.freed_log.lock());
         Self {
             ground,
-            purse: Vec::new(),
-            system_purse: Vec::new(),
+            preallocated: Vec::new(),
+            system_preallocated: Vec::new(),
             reserve,
             system_reserve: ground.space.accounts.empty(SpaceKind::System),
             pending: DelayedRefs::new(),
@@ -658,7 +668,7 @@ impl<'a> Committer<'a> {
             tree.settle(&tree.root());
         }
         let nodesize = u64::from(ground.nodesize());
-        for at in self.purse.drain(..).chain(self.system_purse.drain(..)) {
+        for at in self.preallocated.drain(..).chain(self.system_preallocated.drain(..)) {
             ground.space.groups.give_back(Run::new(at, nodesize), None);
         }
         self.reserve.shrink_to(0);

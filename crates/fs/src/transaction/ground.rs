@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::space::alloc::{Allocator, Pinned};
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
-use crate::transaction::ahead::Flushes;
 use crate::transaction::barrier::SuperblockWritten;
+use crate::transaction::early_flush::Flushes;
 use crate::transaction::{CommitSource, Handle, Transactions, Txn};
 use crate::tree::{Epochs, NodeStore, Roots, TreeStats};
 use larder_format::{CsumType, Generation, Superblock};
@@ -132,7 +132,7 @@ impl Ground {
         let more = || self.space.accounts.reserve_inside(bytes, deleting);
         let got = more().or_else(|| {
             self.space.release_expired();
-            self.space.empty_purses();
+            self.space.give_back_preallocated();
             more()
         });
         got.map(|more| reserved.merge(more)).is_some()

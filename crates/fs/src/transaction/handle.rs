@@ -10,7 +10,7 @@ use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::sharing::KnownRefs;
 use crate::transaction::{Ground, SubvolumeTree, Txn};
-use crate::tree::{BlockSource, Editor, Need, Node, Stop};
+use crate::tree::{BlockSource, EditStop, Editor, Need, Node};
 use larder_format::items::ExtentRef;
 use larder_format::{FileOffset, Generation, Key, Logical, ObjectId, SECTOR_SIZE, TreeId};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Handle<'a> {
     pub(crate) ground: &'a Ground,
     pub(crate) txn: Arc<Txn>,
-    purse: Vec<Logical>,
+    preallocated: Vec<Logical>,
     known: KnownRefs,
     /// Set for the committer's own handle, which did not join.
     inside_seal: bool,
@@ -76,7 +76,7 @@ impl<'a> Handle<'a> {
             // The item may be written ahead at any moment, and then be noted once more. That is
             // topped up.
             let reserved = ground.space.accounts.empty(SpaceKind::Metadata);
-            return Ok(Self::with_purse(ground, txn, reserved, false, Vec::new()));
+            return Ok(Self::with_preallocated(ground, txn, reserved, false, Vec::new()));
         }
         ground.txns.leave();
         Self::join(ground, 1, false)
@@ -94,7 +94,10 @@ impl<'a> Handle<'a> {
             let kept = reserved.split(more);
             let txn = ground.txns.join()?;
             if noted_in.load(Ordering::Relaxed) == txn.generation.0 {
-                return Ok((Self::with_purse(ground, txn, reserved, false, Vec::new()), kept));
+                return Ok((
+                    Self::with_preallocated(ground, txn, reserved, false, Vec::new()),
+                    kept,
+                ));
             }
             ground.txns.leave();
         }
@@ -128,20 +131,20 @@ impl<'a> Handle<'a> {
         Ok(handle)
     }
     fn over(ground: &'a Ground, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
-        let purse = ground.space.take_purse();
-        Self::with_purse(ground, txn, reserved, inside_seal, purse)
+        let preallocated = ground.space.take_preallocated();
+        Self::with_preallocated(ground, txn, reserved, inside_seal, preallocated)
     }
-    fn with_purse(
+    fn with_preallocated(
         ground: &'a Ground,
         txn: Arc<Txn>,
         reserved: Reservation,
         inside_seal: bool,
-        purse: Vec<Logical>,
+        preallocated: Vec<Logical>,
     ) -> Self {
         Self {
             ground,
             txn,
-            purse,
+            preallocated,
             known: KnownRefs::default(),
             inside_seal,
             deleting: false,
@@ -288,8 +291,8 @@ impl<'a> Handle<'a> {
     }
     /// Has it used up nearly all that it reserved?
     pub(crate) fn is_exhausted(&self) -> bool {
-        let purse = self.purse.len() as u64 * u64::from(self.ground.nodesize());
-        self.reserved.bytes() + purse < self.ground.item_cost(2, 2)
+        let preallocated = self.preallocated.len() as u64 * u64::from(self.ground.nodesize());
+        self.reserved.bytes() + preallocated < self.ground.item_cost(2, 2)
     }
     /// Something for the root tree was noted, which will change this many of its items.
     pub(crate) fn noted_for_root_tree(&mut self, items: u64) {
@@ -360,9 +363,9 @@ impl Drop for Handle<'_> {
                 self.deleting,
             );
         }
-        let purse = std::mem::take(&mut self.purse);
-        if !purse.is_empty() {
-            self.ground.space.keep_purse(purse);
+        let preallocated = std::mem::take(&mut self.preallocated);
+        if !preallocated.is_empty() {
+            self.ground.space.keep_preallocated(preallocated);
         }
         if self.inside_seal {
             let rest = self.reserved.split(u64::MAX);
@@ -384,14 +387,14 @@ impl BlockSource for Handle<'_> {
         self.ground.published_hint()
     }
     fn available(&self) -> usize {
-        self.purse.len()
+        self.preallocated.len()
     }
     fn take(&mut self) -> Logical {
         self.txn.blocks.fetch_add(1, Ordering::Relaxed);
-        self.purse.pop().expect("the edit asked for addresses first")
+        self.preallocated.pop().expect("the edit asked for addresses first")
     }
     fn untake(&mut self, at: Logical) {
-        self.purse.push(at);
+        self.preallocated.push(at);
     }
     fn buffer(&mut self) -> Arc<[u8]> {
         self.ground.store.buffer()
@@ -406,14 +409,14 @@ impl BlockSource for Handle<'_> {
         old: &Node,
         new: Logical,
         maybe_shared: bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), EditStop> {
         // The references of a shared block are passed on to what it points to.
         let children = if maybe_shared { old.view().nritems() as u64 / 2 } else { 0 };
         self.ground.note_copied(&self.txn, &self.known, tree, old, new, maybe_shared)?;
         self.owe(1 + children);
         Ok(())
     }
-    fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), Stop> {
+    fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), EditStop> {
         let children = self.ground.note_snapshot(&self.txn, snapshot, root, new)?;
         self.txn.blocks.fetch_add(1, Ordering::Relaxed);
         self.owe(1 + children);
@@ -436,7 +439,7 @@ impl BlockSource for Handle<'_> {
                 Ok(())
             }
             Need::Blocks(n) => {
-                let missing = n.saturating_sub(self.purse.len());
+                let missing = n.saturating_sub(self.preallocated.len());
                 let bytes = missing as u64 * u64::from(self.ground.nodesize());
                 let lacking = bytes.saturating_sub(self.reserved.bytes());
                 // Operations do not get the commit's own reserve, however much of it is free.
@@ -453,8 +456,8 @@ impl BlockSource for Handle<'_> {
                 )?;
                 // Addresses are taken from the end, so this order keeps them rising.
                 more.reverse();
-                more.append(&mut self.purse);
-                self.purse = more;
+                more.append(&mut self.preallocated);
+                self.preallocated = more;
                 Ok(())
             }
         }

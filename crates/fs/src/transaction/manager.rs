@@ -5,10 +5,10 @@
 
 use crate::error::{Error, Result};
 use crate::lock::{self, Joined, Mutex, RwLock};
-use crate::space::alloc::{ChunkNotes, Running, Wish};
+use crate::space::alloc::{ChunkNotes, ChunkOutcome, Running};
 use crate::transaction::sharing::at_once;
 use crate::transaction::{Gathered, Txn};
-use crate::tree::{Root, Stop};
+use crate::tree::{EditStop, Root};
 use larder_format::Generation;
 use parking_lot::Condvar;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(crate) struct RefsView {
 }
 
 #[derive(Debug)]
-struct State {
+struct TransactionsState {
     running: Arc<Txn>,
     handles: u64,
     sealing: bool,
@@ -68,7 +68,7 @@ pub(crate) struct TransactionStats {
 /// The state machine of transactions.
 #[derive(Debug)]
 pub(crate) struct Transactions {
-    state: Mutex<State, lock::Transactions>,
+    state: Mutex<TransactionsState, lock::Transactions>,
     /// Has writing ended? Then `state` says why.
     ended: AtomicBool,
     /// Something has changed that joining operations, waiters or the committer may be waiting for.
@@ -108,7 +108,7 @@ impl Transactions {
             running: running.clone(),
         };
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(TransactionsState {
                 running,
                 handles: 0,
                 sealing: false,
@@ -140,8 +140,8 @@ impl Transactions {
     /// The same for a caller that holds a tree. It never waits.
     pub(crate) fn with_view_at_once<R>(
         &self,
-        f: impl FnOnce(&RefsView) -> Result<R, Stop>,
-    ) -> Result<R, Stop> {
+        f: impl FnOnce(&RefsView) -> Result<R, EditStop>,
+    ) -> Result<R, EditStop> {
         f(&*at_once(|| self.view.try_read())?)
     }
     /// Does something while the view is locked as for a change.
@@ -384,7 +384,10 @@ impl Transactions {
 }
 
 impl Running for Transactions {
-    fn while_pinned(&self, make: &mut dyn FnMut(&dyn ChunkNotes) -> Result<Wish>) -> Result<Wish> {
+    fn while_pinned(
+        &self,
+        make: &mut dyn FnMut(&dyn ChunkNotes) -> Result<ChunkOutcome>,
+    ) -> Result<ChunkOutcome> {
         make(&*self.pin_running()?.txn)
     }
 }

@@ -18,9 +18,9 @@
 //! seal waits for can wait for a commit; 9 a failed metadata write or flush ends writing for good.
 
 mod above;
-pub(crate) mod ahead;
 mod barrier;
 pub(crate) mod commit;
+pub(crate) mod early_flush;
 mod ground;
 pub(crate) mod handle;
 pub(crate) mod manager;

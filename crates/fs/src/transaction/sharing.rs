@@ -11,7 +11,7 @@ use crate::space::extent_tree::{self, ExtentInfo};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefDelta};
 use crate::transaction::manager::RefsView;
 use crate::transaction::{Ground, Txn};
-use crate::tree::{Need, Node, Stop, Version};
+use crate::tree::{EditStop, Need, Node, Version};
 use larder_format::items::{ExtentRef, FileExtent};
 use larder_format::{FileOffset, Generation, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::HashMap;
@@ -34,14 +34,14 @@ pub(crate) struct KnownRefs(HashMap<Logical, (Generation, ExtentInfo)>);
 const TRIES: usize = 100;
 
 /// Locks for a caller that holds a tree: while it waits, all others would wait for that tree.
-pub(super) fn at_once<G>(lock: impl Fn() -> Option<G>) -> Result<G, Stop> {
+pub(super) fn at_once<G>(lock: impl Fn() -> Option<G>) -> Result<G, EditStop> {
     for _ in 0..TRIES {
         if let Some(guard) = lock() {
             return Ok(guard);
         }
         std::hint::spin_loop();
     }
-    Err(Stop::Need(Need::Notes))
+    Err(EditStop::Need(Need::Notes))
 }
 
 /// What came of the attempt to take a reference from a block.
@@ -104,7 +104,7 @@ impl Ground {
         old: &Node,
         new: Logical,
         maybe_shared: bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), EditStop> {
         let at = old.address();
         let level = old.level();
         let mine = ExtentRef::TreeBlock { root: tree };
@@ -125,7 +125,7 @@ impl Ground {
         }
         self.txns.with_view_at_once(|view| {
             let Some((base, info)) = known.0.get(&at).copied().filter(|k| k.0 == view.base) else {
-                return Err(Stop::Need(Need::Refs(at, level)));
+                return Err(EditStop::Need(Need::Refs(at, level)));
             };
             debug_assert!(base == view.base && view.running.generation == txn.generation);
             let mut refs = at_once(|| txn.refs.try_lock())?;
@@ -221,7 +221,7 @@ impl Ground {
         reference: ExtentRef,
         owned: Option<bool>,
         suspect: bool,
-    ) -> Result<Released, Stop> {
+    ) -> Result<Released, EditStop> {
         self.txns.with_view(|view| {
             let (count, full) = self.count(view, txn, known, at, level)?;
             if count == 1 {
@@ -267,7 +267,7 @@ impl Ground {
         known: &KnownRefs,
         tree: TreeId,
         block: &Node,
-    ) -> Result<u64, Stop> {
+    ) -> Result<u64, EditStop> {
         let (at, level, nodesize) = (block.address(), block.level(), self.nodesize());
         self.txns.with_view(|view| {
             let (_, full) = self.count(view, txn, known, at, level)?;
@@ -303,9 +303,9 @@ impl Ground {
         known: &KnownRefs,
         at: Logical,
         level: u8,
-    ) -> Result<(i128, bool), Stop> {
+    ) -> Result<(i128, bool), EditStop> {
         let Some((base, info)) = known.0.get(&at).copied().filter(|k| k.0 == view.base) else {
-            return Err(Stop::Need(Need::Refs(at, level)));
+            return Err(EditStop::Need(Need::Refs(at, level)));
         };
         debug_assert!(base == view.base && view.running.generation == txn.generation);
         let now = txn.refs.lock().delta(at);
@@ -327,9 +327,11 @@ impl Ground {
         loop {
             match self.txns.with_view(|view| self.count(view, &view.running, &known, at, level)) {
                 Ok((count, _)) => return Ok(count > 1),
-                Err(Stop::Need(Need::Refs(at, level))) => self.learn_refs(&mut known, at, level)?,
-                Err(Stop::Need(_)) => unreachable!("only reference counts are missing here"),
-                Err(Stop::Fail(e)) => return Err(e),
+                Err(EditStop::Need(Need::Refs(at, level))) => {
+                    self.learn_refs(&mut known, at, level)?
+                }
+                Err(EditStop::Need(_)) => unreachable!("only reference counts are missing here"),
+                Err(EditStop::Fail(e)) => return Err(e),
             }
         }
     }

@@ -26,7 +26,7 @@ pub(crate) use node::{IMAGE_COPIES, Node};
 pub use ops::TreeOps;
 pub(crate) use roots::Roots;
 pub use store::{BlockReader, NodeStore, Pointer, StoreStats};
-pub(crate) use tree::{BlockSource, Need, Stop};
+pub(crate) use tree::{BlockSource, EditStop, Need};
 pub use tree::{Tree, TreeStats};
 pub use version::{Cursor, Epoch, Item, Version};
 pub(crate) use version::{Epochs, Root, child_pointer, child_slot};

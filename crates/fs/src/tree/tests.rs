@@ -33,7 +33,7 @@ impl BlockReader for Blocks {
 struct Source {
     generation: Generation,
     next: u64,
-    purse: Vec<Logical>,
+    preallocated: Vec<Logical>,
     live: BTreeMap<Logical, u8>,
 }
 impl BlockSource for Source {
@@ -44,13 +44,13 @@ impl BlockSource for Source {
         Generation(self.generation.0 - 1)
     }
     fn available(&self) -> usize {
-        self.purse.len()
+        self.preallocated.len()
     }
     fn take(&mut self) -> Logical {
-        self.purse.pop().unwrap()
+        self.preallocated.pop().unwrap()
     }
     fn untake(&mut self, at: Logical) {
-        self.purse.push(at);
+        self.preallocated.push(at);
     }
     fn buffer(&mut self) -> Arc<[u8]> {
         vec![0u8; NODESIZE as usize].into()
@@ -64,12 +64,17 @@ impl BlockSource for Source {
         old: &Node,
         new: Logical,
         _: bool,
-    ) -> std::result::Result<(), Stop> {
+    ) -> std::result::Result<(), EditStop> {
         assert_eq!(self.live.remove(&old.address()), Some(old.level()));
         assert!(self.live.insert(new, old.level()).is_none());
         Ok(())
     }
-    fn snapshot(&mut self, _: TreeId, root: &Node, new: Logical) -> std::result::Result<(), Stop> {
+    fn snapshot(
+        &mut self,
+        _: TreeId,
+        root: &Node,
+        new: Logical,
+    ) -> std::result::Result<(), EditStop> {
         assert!(self.live.insert(new, root.level()).is_none());
         Ok(())
     }
@@ -81,9 +86,9 @@ impl BlockSource for Source {
     }
     fn provide(&mut self, need: &Need) -> Result<()> {
         let Need::Blocks(n) = need else { panic!("only blocks are ever missing here") };
-        while self.purse.len() < *n {
+        while self.preallocated.len() < *n {
             self.next += u64::from(NODESIZE);
-            self.purse.push(Logical(self.next));
+            self.preallocated.push(Logical(self.next));
         }
         Ok(())
     }
@@ -126,7 +131,7 @@ fn fixture() -> Fixture {
     let source = Source {
         generation: Generation(2),
         next: 2 << 20,
-        purse: Vec::new(),
+        preallocated: Vec::new(),
         live: BTreeMap::from([(at, 0)]),
     };
     Fixture { tree, source, blocks, store, epochs: Epochs::new(), model: BTreeMap::new() }
@@ -265,7 +270,7 @@ proptest! {
             }
             // Each edit has to ask for all that it may need. Addresses that another edit left over
             // must not hide that it did not ask.
-            f.source.purse.clear();
+            f.source.preallocated.clear();
         }
         let now = f.tree.version(f.epochs.enter());
         verify(&now, &f.model);

@@ -41,13 +41,13 @@ pub(crate) enum Need {
 
 /// Why an attempt stopped.
 #[derive(Debug)]
-pub(crate) enum Stop {
+pub(crate) enum EditStop {
     /// Something has to be fetched without the lock.
     Need(Need),
     /// It cannot be done.
     Fail(Error),
 }
-impl From<Error> for Stop {
+impl From<Error> for EditStop {
     fn from(e: Error) -> Self {
         Self::Fail(e)
     }
@@ -79,10 +79,10 @@ pub(crate) trait BlockSource {
         old: &Node,
         new: Logical,
         maybe_shared: bool,
-    ) -> Result<(), Stop>;
+    ) -> Result<(), EditStop>;
     /// `snapshot` is about to begin with the block `new`, a copy of `root`. `root` stays, so all
     /// that it points to has two users from now on.
-    fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), Stop>;
+    fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), EditStop>;
     /// `tree` no longer uses a block that it made in this transaction.
     fn dropped(&mut self, tree: TreeId, at: Logical, level: u8);
     /// An edit failed after it had made some of its changes. Those stay in the tree.
@@ -115,7 +115,7 @@ pub(crate) fn blocks_for_splits(growing: usize, level: u8) -> usize {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct TreeState {
     pub(crate) root: Root,
     /// Blocks up to this generation may be shared with a snapshot.
     pub(crate) last_snapshot: Generation,
@@ -124,7 +124,7 @@ pub(crate) struct State {
     since: HashSet<Logical>,
 }
 
-impl State {
+impl TreeState {
     /// Was a snapshot taken in this transaction? Then a block of this transaction may belong to
     /// another tree, too.
     fn is_forced(&self, generation: Generation) -> bool {
@@ -137,7 +137,7 @@ impl State {
 pub struct Tree {
     id: TreeId,
     store: Arc<NodeStore>,
-    state: RwLock<State, lock::TreeRoot>,
+    state: RwLock<TreeState, lock::TreeRoot>,
     /// Blocks made, minus blocks dropped, since the count was last taken.
     blocks: AtomicI64,
     stats: Arc<TreeStats>,
@@ -152,8 +152,11 @@ impl Tree {
         last_snapshot: Generation,
         stats: Arc<TreeStats>,
     ) -> Self {
-        let state =
-            State { root: Root { ptr: root, node: None }, last_snapshot, since: HashSet::new() };
+        let state = TreeState {
+            root: Root { ptr: root, node: None },
+            last_snapshot,
+            since: HashSet::new(),
+        };
         stats.tallest.fetch_max(u64::from(root.level.min(MAX_LEVEL)), Ordering::Relaxed);
         Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(0), stats }
     }
@@ -175,7 +178,7 @@ impl Tree {
         source.created(id, at, 0, node.first_key().unwrap_or_default());
         let ptr = Pointer { at, generation, level: 0, first_key: None };
         let root = Root { ptr, node: Some(Arc::new(node)) };
-        let state = State { root, last_snapshot: Generation(0), since: HashSet::new() };
+        let state = TreeState { root, last_snapshot: Generation(0), since: HashSet::new() };
         Self { id, store, state: RwLock::new(state), blocks: AtomicI64::new(1), stats }
     }
     /// Makes a snapshot: a tree whose root is a copy of this one's, and which shares everything
@@ -196,7 +199,7 @@ impl Tree {
                     let over = self.stats.holds.over(&begun);
                     drop(state);
                     self.stats.holds.note(self.id, &over);
-                    let state = State { root, last_snapshot, since: HashSet::new() };
+                    let state = TreeState { root, last_snapshot, since: HashSet::new() };
                     let (store, stats) = (self.store.clone(), self.stats.clone());
                     return Ok(Self {
                         id,
@@ -206,8 +209,8 @@ impl Tree {
                         stats,
                     });
                 }
-                Err(Stop::Fail(e)) => return Err(e),
-                Err(Stop::Need(need)) => need,
+                Err(EditStop::Fail(e)) => return Err(e),
+                Err(EditStop::Need(need)) => need,
             };
             let over = self.stats.holds.over(&begun);
             drop(state);
@@ -223,13 +226,13 @@ impl Tree {
     }
     fn try_snapshot(
         &self,
-        state: &mut State,
+        state: &mut TreeState,
         source: &mut dyn BlockSource,
         id: TreeId,
         held: &HashMap<(Logical, Generation), Arc<Node>>,
-    ) -> Result<Root, Stop> {
+    ) -> Result<Root, EditStop> {
         if source.available() < 2 {
-            return Err(Stop::Need(Need::Blocks(2)));
+            return Err(EditStop::Need(Need::Blocks(2)));
         }
         self.open_root(state, source, held)?;
         let root = state.root.node.as_ref().expect("the root was just made dirty");
@@ -299,7 +302,7 @@ impl Tree {
     }
 
     /// Locks the tree for a change.
-    fn lock(&self) -> (Exclusive<'_, State>, Begun) {
+    fn lock(&self) -> (Exclusive<'_, TreeState>, Begun) {
         let state = self.state.try_write().unwrap_or_else(|| {
             let state = self.state.write();
             holds::waited();
@@ -392,8 +395,8 @@ impl Tree {
                     }
                     return result;
                 }
-                Err(Stop::Fail(e)) => return Err(e),
-                Err(Stop::Need(need)) => need,
+                Err(EditStop::Fail(e)) => return Err(e),
+                Err(EditStop::Need(need)) => need,
             };
             let over = self.stats.holds.over(&begun);
             drop(state);
@@ -422,12 +425,12 @@ impl Tree {
     /// Makes the paths to all keys writable.
     fn prepare(
         &self,
-        state: &mut State,
+        state: &mut TreeState,
         source: &mut dyn BlockSource,
         keys: &[Key],
         growing: usize,
         held: &HashMap<(Logical, Generation), Arc<Node>>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), EditStop> {
         let level = state.root.ptr.level;
         let splits = blocks_for_splits(growing, level);
         // Usually enough for the copies, too, because most keys of an edit share most of their
@@ -439,7 +442,7 @@ impl Tree {
                 usize::from(level) + 1
             };
         if source.available() < usual {
-            return Err(Stop::Need(Need::Blocks(usual)));
+            return Err(EditStop::Need(Need::Blocks(usual)));
         }
         // Neighbouring keys share their leaf. Keys in this range are on the path that was opened
         // last.
@@ -450,7 +453,7 @@ impl Tree {
             }
         }
         if source.available() < splits {
-            return Err(Stop::Need(Need::Blocks(splits)));
+            return Err(EditStop::Need(Need::Blocks(splits)));
         }
         Ok(())
     }
@@ -458,10 +461,10 @@ impl Tree {
     /// Makes the root writable.
     fn open_root(
         &self,
-        state: &mut State,
+        state: &mut TreeState,
         source: &mut dyn BlockSource,
         held: &HashMap<(Logical, Generation), Arc<Node>>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), EditStop> {
         let generation = source.generation();
         // If a root of this generation is not in memory, the image is damaged: the roots that we
         // make are always in memory.
@@ -470,7 +473,7 @@ impl Tree {
                 Some(n) => n.clone(),
                 None => self
                     .at_hand(&state.root.ptr, held)
-                    .ok_or(Stop::Need(Need::Node(state.root.ptr)))?,
+                    .ok_or(EditStop::Need(Need::Node(state.root.ptr)))?,
             };
             let new = self.copy(source, &old, false)?;
             state.root = Root {
@@ -486,16 +489,16 @@ impl Tree {
     /// hold, if there is one.
     fn open_path(
         &self,
-        state: &mut State,
+        state: &mut TreeState,
         source: &mut dyn BlockSource,
         key: &Key,
         held: &HashMap<(Logical, Generation), Arc<Node>>,
-    ) -> Result<Option<Key>, Stop> {
-        let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(Stop::Need(Need::Node(*ptr)));
+    ) -> Result<Option<Key>, EditStop> {
+        let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(EditStop::Need(Need::Node(*ptr)));
         let generation = source.generation();
         self.open_root(state, source, held)?;
         let forced = state.is_forced(generation);
-        let State { root, last_snapshot, since } = state;
+        let TreeState { root, last_snapshot, since } = state;
         let mut node = Arc::make_mut(root.node.as_mut().expect("the root was just made dirty"));
         let mut end = None;
         while node.level() > 0 {
@@ -529,9 +532,9 @@ impl Tree {
         source: &mut dyn BlockSource,
         old: &Arc<Node>,
         shared: bool,
-    ) -> Result<Arc<Node>, Stop> {
+    ) -> Result<Arc<Node>, EditStop> {
         if source.available() == 0 {
-            return Err(Stop::Need(Need::Blocks(usize::from(old.level()) + 1)));
+            return Err(EditStop::Need(Need::Blocks(usize::from(old.level()) + 1)));
         }
         let at = source.take();
         if let Err(stop) = source.copied(self.id, old, at, shared) {

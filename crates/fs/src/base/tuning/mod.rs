@@ -43,7 +43,7 @@ pub struct Tuning {
     pub seal_ahead: Option<usize>,
     /// Bytes written that nobody has flushed from which on the device is flushed ahead of need;
     /// `None`: the usual number.
-    pub flush_ahead: Option<u64>,
+    pub early_flush_bytes: Option<u64>,
     /// Commit after each step of an operation that takes several transactions: cutting, deleting or
     /// punching many extents.
     pub commit_steps: bool,

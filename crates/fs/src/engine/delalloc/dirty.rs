@@ -107,13 +107,13 @@ fn footprint(start: u64, len: usize) -> u64 {
 
 /// The segments within one window, ascending by their first bytes.
 #[derive(Debug)]
-struct Window {
+struct SegmentWindow {
     segs: Vec<(u64, Segment)>,
     /// Tick of the oldest write in them.
     oldest: u64,
 }
 
-impl Window {
+impl SegmentWindow {
     /// Index of the first segment that begins at or behind `at`.
     fn from(&self, at: u64) -> usize {
         self.segs.partition_point(|(s, _)| *s < at)
@@ -126,14 +126,14 @@ impl Window {
 
 /// The window of this number. If there is none, makes one for a segment of this age.
 fn window_of<'a>(
-    windows: &'a mut BTreeMap<u64, Window>,
+    windows: &'a mut BTreeMap<u64, SegmentWindow>,
     ages: &mut BTreeSet<(u64, u64)>,
     number: u64,
     age: u64,
-) -> &'a mut Window {
+) -> &'a mut SegmentWindow {
     windows.entry(number).or_insert_with(|| {
         ages.insert((age, number));
-        Window { segs: Vec::new(), oldest: age }
+        SegmentWindow { segs: Vec::new(), oldest: age }
     })
 }
 
@@ -144,7 +144,7 @@ fn window_of<'a>(
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     /// By number; none is empty.
-    windows: BTreeMap<u64, Window>,
+    windows: BTreeMap<u64, SegmentWindow>,
     /// Oldest tick and number of every window.
     ages: BTreeSet<(u64, u64)>,
     /// Blocks that are not in their places yet, in the order in which they came. They are newer

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-pub(crate) use depart::{Departure, Limits, depart};
+pub(crate) use submit::{Limits, Submission, submit};
 pub(crate) use workers::start;
 
 /// Writes back the oldest dirty data that is older than a tick. Returns false when nothing could be
@@ -40,7 +40,7 @@ pub(crate) struct Admitted {
 
 /// A run in flight: segments of a file that are being written to the device.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct RunInFlight {
     pub(crate) taken: Taken,
     /// Size of the file when they were taken. In their last sector, bytes from there on are zero.
     pub(crate) size: u64,
@@ -66,7 +66,7 @@ struct Added {
 struct Inner {
     dirty: Dirty,
     /// What is in flight, by the first byte. No two of them touch one sector.
-    flights: BTreeMap<u64, Arc<Flight>>,
+    in_flight: BTreeMap<u64, Arc<RunInFlight>>,
     /// The file is on the device up to here, apart from delayed overwrites. It has a meaning only
     /// while anything is delayed.
     on_disk: u64,
@@ -97,7 +97,7 @@ pub(crate) struct FileData {
     /// How many threads wait for the inner lock to write.
     writers: AtomicU32,
     /// A run in flight has ended.
-    landed: Condvar,
+    completed: Condvar,
     extents: Mutex<(), lock::Extents>,
 }
 
@@ -190,8 +190,8 @@ impl FileData {
         let inner = self.lock();
         inner.dirty.overlay(buf, gaps);
         let Some((from, to)) = gaps.bounds() else { return };
-        for flight in inner.flying_from(from).take_while(|f| f.taken.start < to) {
-            flight.taken.overlay(buf, gaps);
+        for run in inner.in_flight_from(from).take_while(|f| f.taken.start < to) {
+            run.taken.overlay(buf, gaps);
         }
     }
     /// The first stretch of delayed bytes that ends behind `from`.
@@ -200,8 +200,8 @@ impl FileData {
             return None;
         }
         let inner = self.lock();
-        let flying = inner.flying_from(from).next();
-        flying
+        let in_flight = inner.in_flight_from(from).next();
+        in_flight
             .map(|f| (f.taken.start, f.taken.end))
             .into_iter()
             .chain(inner.dirty.stretch(from))
@@ -211,12 +211,12 @@ impl FileData {
     ///
     /// # Errors
     /// `WouldBlock`.
-    pub(crate) fn wait_landed(&self, start: u64, end: u64) -> Result<()> {
-        self.wait_until(|inner| !inner.is_flying(start, end))
+    pub(crate) fn wait_completed(&self, start: u64, end: u64) -> Result<()> {
+        self.wait_until(|inner| !inner.has_in_flight(start, end))
     }
     /// Waits until nothing is in flight that was written before the tick `age`.
-    pub(crate) fn wait_landed_before(&self, age: u64) -> Result<()> {
-        self.wait_until(|inner| !inner.flights.values().any(|f| f.taken.age < age))
+    pub(crate) fn wait_completed_before(&self, age: u64) -> Result<()> {
+        self.wait_until(|inner| !inner.in_flight.values().any(|f| f.taken.age < age))
     }
     fn wait_until(&self, done: impl Fn(&Inner) -> bool) -> Result<()> {
         if self.is_clean() {
@@ -225,13 +225,13 @@ impl FileData {
         let mut inner = self.inner.lock();
         while !done(&inner) {
             may_wait()?;
-            self.landed.wait(inner.inner());
+            self.completed.wait(inner.inner());
         }
         Ok(())
     }
     /// Is a whole file in flight to a leaf?
     pub(crate) fn inline_in_flight(&self) -> bool {
-        !self.is_clean() && self.inner.lock().flights.values().any(|f| f.inline)
+        !self.is_clean() && self.inner.lock().in_flight.values().any(|f| f.inline)
     }
     /// Tick of the oldest write that is dirty.
     pub(crate) fn oldest(&self) -> Option<u64> {
@@ -240,13 +240,14 @@ impl FileData {
 }
 
 /// Does one of these touch the sectors of `start..end`?
-fn overlaps(flights: &BTreeMap<u64, Arc<Flight>>, start: u64, end: u64) -> bool {
-    flights.range(..end).next_back().is_some_and(|(_, f)| f.taken.end > start)
+fn overlaps(runs: &BTreeMap<u64, Arc<RunInFlight>>, start: u64, end: u64) -> bool {
+    runs.range(..end).next_back().is_some_and(|(_, f)| f.taken.end > start)
 }
 
 impl Inner {
     fn disk_size(&self, size: u64) -> u64 {
-        let first = |at| [self.first_dirty(at), self.first_flying(at)].into_iter().flatten().min();
+        let first =
+            |at| [self.first_dirty(at), self.first_in_flight(at)].into_iter().flatten().min();
         self.holding(self.on_disk, first).unwrap_or(size)
     }
     /// The first dirty byte at or behind `at`.
@@ -254,17 +255,17 @@ impl Inner {
         self.dirty.first_from(at)
     }
     /// The first byte in flight at or behind `at`.
-    fn first_flying(&self, at: u64) -> Option<u64> {
-        self.flying_from(at).find_map(|f| f.taken.first_from(at))
+    fn first_in_flight(&self, at: u64) -> Option<u64> {
+        self.in_flight_from(at).find_map(|f| f.taken.first_from(at))
     }
     /// What is in flight and ends behind `at`, ascending.
-    fn flying_from(&self, at: u64) -> impl Iterator<Item = &Arc<Flight>> {
-        let first = self.flights.range(..=at).next_back().map_or(at, |(start, _)| *start);
-        self.flights.range(first..).map(|(_, f)| f).filter(move |f| f.taken.end > at)
+    fn in_flight_from(&self, at: u64) -> impl Iterator<Item = &Arc<RunInFlight>> {
+        let first = self.in_flight.range(..=at).next_back().map_or(at, |(start, _)| *start);
+        self.in_flight.range(first..).map(|(_, f)| f).filter(move |f| f.taken.end > at)
     }
     /// Are bytes of sectors in `start..end` in flight?
-    fn is_flying(&self, start: u64, end: u64) -> bool {
-        overlaps(&self.flights, start, end)
+    fn has_in_flight(&self, start: u64, end: u64) -> bool {
+        overlaps(&self.in_flight, start, end)
     }
     /// The first byte at or behind `from` that holds the size back. `first` finds the bytes to look
     /// at.
@@ -288,7 +289,8 @@ impl Inner {
     /// rest of the last sector are still to come.
     fn grown(&mut self, old: u64, new: u64, tail: bool) {
         let sector = crate::base::sectors::ceil(old);
-        let delayed = [self.first_dirty(old), self.first_flying(old)].into_iter().flatten().min();
+        let delayed =
+            [self.first_dirty(old), self.first_in_flight(old)].into_iter().flatten().min();
         // While zeros for the last sector are delayed, the size must not cover it.
         let start = if tail || delayed.is_some_and(|at| at < sector) { sector } else { old };
         match self.holes.last_mut() {
@@ -298,17 +300,17 @@ impl Inner {
         self.taken_to = self.reach(new);
     }
     /// Submits bytes that were taken out of the dirty ones.
-    fn set_off(&mut self, flight: Flight) -> Arc<Flight> {
-        self.taken_to = self.reach(flight.size);
-        let flight = Arc::new(flight);
-        self.flights.insert(flight.taken.start, flight.clone());
-        flight
+    fn put_in_flight(&mut self, run: RunInFlight) -> Arc<RunInFlight> {
+        self.taken_to = self.reach(run.size);
+        let run = Arc::new(run);
+        self.in_flight.insert(run.taken.start, run.clone());
+        run
     }
     /// A run in flight has completed, so the file of `size` bytes may be further on the device.
-    fn arrived(&mut self, size: u64) {
-        let flying = self.holding(self.on_disk, |at| self.first_flying(at));
-        let landed = flying.map_or(self.taken_to, |at| at.min(self.taken_to)).min(size);
-        self.on_disk = self.on_disk.max(landed);
+    fn on_completion(&mut self, size: u64) {
+        let in_flight = self.holding(self.on_disk, |at| self.first_in_flight(at));
+        let completed = in_flight.map_or(self.taken_to, |at| at.min(self.taken_to)).min(size);
+        self.on_disk = self.on_disk.max(completed);
         self.forget_holes();
     }
     /// Forgets holes that do not matter any more.
@@ -341,7 +343,7 @@ pub(crate) fn cut(core: &Core, inode: &Inode, size: u64) -> Option<u64> {
     let file = &inode.data;
     let mut state = inode.state.lock();
     let mut inner = file.lock();
-    if inner.is_flying(crate::base::sectors::floor(size), u64::MAX) {
+    if inner.has_in_flight(crate::base::sectors::floor(size), u64::MAX) {
         return None;
     }
     let before = inner.dirty.counts();
@@ -445,68 +447,68 @@ pub(crate) fn take_in(
 }
 
 /// Is this run still in flight?
-pub(crate) fn flies(inode: &Inode, flight: &Arc<Flight>) -> bool {
+pub(crate) fn is_in_flight(inode: &Inode, run: &Arc<RunInFlight>) -> bool {
     let inner = inode.data.inner.lock();
-    inner.flights.get(&flight.taken.start).is_some_and(|f| Arc::ptr_eq(f, flight))
+    inner.in_flight.get(&run.taken.start).is_some_and(|f| Arc::ptr_eq(f, run))
 }
 
 /// Completes runs of one file: they are in extents, or lost. If they are in extents, the caller
 /// holds a transaction handle.
-pub(crate) fn land<'a>(
+pub(crate) fn complete<'a>(
     core: &Core,
     inode: &Inode,
-    flights: impl IntoIterator<Item = &'a Arc<Flight>>,
-    arrived: bool,
+    runs: impl IntoIterator<Item = &'a Arc<RunInFlight>>,
+    written: bool,
 ) {
-    let mut flights = flights.into_iter().peekable();
-    while flights.peek().is_some() {
-        land_some(core, inode, flights.by_ref().take(depart::AT_ONCE), arrived);
+    let mut runs = runs.into_iter().peekable();
+    while runs.peek().is_some() {
+        complete_some(core, inode, runs.by_ref().take(submit::AT_ONCE), written);
         inode.data.let_writers_in();
     }
 }
 
-fn land_some<'a>(
+fn complete_some<'a>(
     core: &Core,
     inode: &Inode,
-    flights: impl Iterator<Item = &'a Arc<Flight>>,
-    arrived: bool,
+    runs: impl Iterator<Item = &'a Arc<RunInFlight>>,
+    written: bool,
 ) {
     let file = &inode.data;
     let (mut count, mut bytes, mut memory) = (0, 0, 0);
     {
         let (mut inner, size, _) = file.lock_with_size(inode);
-        for flight in flights {
-            let mine = inner.flights.remove(&flight.taken.start);
+        for run in runs {
+            let mine = inner.in_flight.remove(&run.taken.start);
             assert!(
-                mine.is_some_and(|f| Arc::ptr_eq(&f, flight)),
-                "a flight lands that never set off"
+                mine.is_some_and(|f| Arc::ptr_eq(&f, run)),
+                "a run completes that was never submitted"
             );
             count += 1;
-            bytes += flight.taken.bytes;
-            memory += flight.taken.memory;
-            if arrived && inner.lost.is_empty() {
+            bytes += run.taken.bytes;
+            memory += run.taken.memory;
+            if written && inner.lost.is_empty() {
                 continue;
             }
-            for (at, data) in &flight.taken.parts {
+            for (at, data) in &run.taken.parts {
                 let end = at + data.len() as u64;
                 inner.forget_lost(*at, end);
-                if !arrived && *at < size {
+                if !written && *at < size {
                     inner.lost.push((*at, end));
                 }
             }
         }
-        if inner.flights.is_empty() {
-            inner.flights = BTreeMap::new();
+        if inner.in_flight.is_empty() {
+            inner.in_flight = BTreeMap::new();
         }
-        if arrived {
-            inner.arrived(size);
+        if written {
+            inner.on_completion(size);
         }
         file.delayed.fetch_sub(bytes, Ordering::AcqRel);
-        file.landed.notify_all();
+        file.completed.notify_all();
     }
     core.data.delayed.fetch_sub(bytes, Ordering::AcqRel);
     core.data.change_memory(memory, 0);
-    if !arrived {
+    if !written {
         core.data.failures.fetch_add(count, Ordering::AcqRel);
     }
 }
@@ -564,9 +566,9 @@ fn budget(core: &Core) -> u64 {
 
 /// Bytes that have completed are not needed any more, so their buffers are used again. As many are
 /// kept as a sixteenth of what may be delayed.
-pub(crate) fn reuse(core: &Core, flights: impl Iterator<Item = Arc<Flight>>) {
+pub(crate) fn reuse(core: &Core, runs: impl Iterator<Item = Arc<RunInFlight>>) {
     let most = index(budget(core) / 16) / SECTOR_LEN;
-    let parts = flights.filter_map(Arc::into_inner).flat_map(|flight| flight.taken.parts);
+    let parts = runs.filter_map(Arc::into_inner).flat_map(|run| run.taken.parts);
     core.data.buffers.give_back(parts.map(|(_, buffer)| buffer), most);
 }
 
@@ -774,9 +776,9 @@ impl DataState {
     }
 }
 
-mod depart;
 pub(crate) mod dirty;
 pub(crate) mod scratch;
+mod submit;
 #[cfg(test)]
 mod tests;
 mod workers;

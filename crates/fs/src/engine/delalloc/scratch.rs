@@ -12,7 +12,7 @@
 //! holds no transaction handle and no lock that write-back takes. A batch that has been let in
 //! waits for the device and for commits only, so it comes to its end and lets the next one in.
 
-use super::Departure;
+use super::Submission;
 use crate::base::sectors::SECTOR;
 use crate::engine::{Core, compression};
 use larder_format::MAX_COMPRESSED_EXTENT;
@@ -74,12 +74,12 @@ impl Drop for Part<'_> {
 }
 
 /// What writing these to the device will need.
-pub(crate) fn need(core: &Core, departures: &[Departure]) -> u64 {
+pub(crate) fn need(core: &Core, submissions: &[Submission]) -> u64 {
     let sum = core.csum.size() as u64;
     let (mut bytes, mut pieces) = (0, 0);
-    for Departure { inode, flight, .. } in departures {
-        let span = flight.taken.end - flight.taken.start;
-        bytes += flight.taken.made + span / SECTOR * sum;
+    for Submission { inode, in_flight, .. } in submissions {
+        let span = in_flight.taken.end - in_flight.taken.start;
+        bytes += in_flight.taken.made + span / SECTOR * sum;
         if compression::wanted(core, inode.flags()) {
             bytes += span;
             pieces += span.div_ceil(MAX_COMPRESSED_EXTENT);

@@ -16,9 +16,9 @@ enum Op {
     Grow(u64, bool),
     /// Sets the size to a share of what it is. If it is odd, zeros for the last sector are to come.
     Shrink(u8),
-    Depart,
+    Submit,
     /// Completes the run in flight of this number, counted from the oldest.
-    Land(u8),
+    Complete(u8),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -28,8 +28,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (any::<u8>(), len.clone()).prop_map(|(at, n)| Op::Write(at, n)),
         3 => (len, any::<bool>()).prop_map(|(n, tail)| Op::Grow(n, tail)),
         1 => any::<u8>().prop_map(Op::Shrink),
-        3 => Just(Op::Depart),
-        3 => any::<u8>().prop_map(Op::Land),
+        3 => Just(Op::Submit),
+        3 => any::<u8>().prop_map(Op::Complete),
     ]
 }
 
@@ -46,7 +46,7 @@ struct File {
 
 impl File {
     fn take_in(&mut self, at: u64, len: u64, size: u64) {
-        let clean = self.inner.dirty.is_empty() && self.inner.flights.is_empty();
+        let clean = self.inner.dirty.is_empty() && self.inner.in_flight.is_empty();
         self.inner.on_disk = if clean { size } else { self.inner.on_disk.min(size) };
         self.inner.taken_to = if clean { size } else { self.inner.taken_to.min(size) };
         self.inner.forget_holes();
@@ -71,7 +71,7 @@ impl File {
             Op::Grow(by, tail) => {
                 let sector = crate::base::sectors::ceil(size);
                 let tail = tail && size < sector;
-                if self.inner.dirty.is_empty() && self.inner.flights.is_empty() {
+                if self.inner.dirty.is_empty() && self.inner.in_flight.is_empty() {
                     (self.inner.on_disk, self.inner.taken_to) = (size, size);
                     self.inner.holes.clear();
                 }
@@ -85,7 +85,7 @@ impl File {
             }
             Op::Shrink(share) => {
                 let to = size * u64::from(share) / 256;
-                if self.inner.is_flying(crate::base::sectors::floor(to), u64::MAX) {
+                if self.inner.has_in_flight(crate::base::sectors::floor(to), u64::MAX) {
                     return;
                 }
                 self.inner.dirty.cut(to, u64::MAX);
@@ -101,25 +101,25 @@ impl File {
                     self.new.push(to);
                 }
             }
-            Op::Depart => {
+            Op::Submit => {
                 let inner = &mut self.inner;
-                let busy = |a, b| overlaps(&inner.flights, a, b);
+                let busy = |a, b| overlaps(&inner.in_flight, a, b);
                 let mut from = inner.dirty.boundary(inner.stopped);
                 let taken = inner.dirty.take(&mut from, 8192, busy);
                 inner.stopped = if taken.is_some() { from } else { 0 };
                 if let Some(taken) = taken {
-                    inner.set_off(Flight { taken, size, inline: false });
+                    inner.put_in_flight(RunInFlight { taken, size, inline: false });
                 }
             }
-            Op::Land(n) => {
-                let flights = &mut self.inner.flights;
-                if flights.is_empty() {
+            Op::Complete(n) => {
+                let runs = &mut self.inner.in_flight;
+                if runs.is_empty() {
                     return;
                 }
-                let nth = flights.keys().nth(usize::from(n) % flights.len()).copied();
-                let flight = nth.and_then(|start| flights.remove(&start)).expect("counted");
-                self.inner.arrived(self.size);
-                let here = |at: &u64| flight.taken.first_from(*at) == Some(*at);
+                let nth = runs.keys().nth(usize::from(n) % runs.len()).copied();
+                let run = nth.and_then(|start| runs.remove(&start)).expect("counted");
+                self.inner.on_completion(self.size);
+                let here = |at: &u64| run.taken.first_from(*at) == Some(*at);
                 self.new.retain(|at| !here(at));
             }
         }
@@ -129,7 +129,9 @@ impl File {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn the_size_on_disk_covers_what_landed_and_what_was_set(ops in prop::collection::vec(op(), 1..40)) {
+    fn the_size_on_disk_covers_what_completed_and_what_was_set(
+        ops in prop::collection::vec(op(), 1..40),
+    ) {
         let mut file = File::default();
         for op in &ops {
             file.run(op);
@@ -144,9 +146,9 @@ proptest! {
             }
         }
         // Once everything has completed, nothing holds the size back.
-        while !(file.inner.dirty.is_empty() && file.inner.flights.is_empty()) {
-            file.run(&Op::Depart);
-            file.run(&Op::Land(0));
+        while !(file.inner.dirty.is_empty() && file.inner.in_flight.is_empty()) {
+            file.run(&Op::Submit);
+            file.run(&Op::Complete(0));
         }
         prop_assert_eq!(file.inner.on_disk.max(file.inner.disk_size(file.size)), file.size);
     }

@@ -2,7 +2,7 @@
 
 use super::World;
 use crate::transaction::sharing::KnownRefs;
-use crate::tree::{Need, Stop};
+use crate::tree::{EditStop, Need};
 use larder_format::{Logical, ObjectId};
 
 #[test]
@@ -37,11 +37,11 @@ fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
     let copy = |shared| {
         core.note_copied(&txn, &KnownRefs::default(), ObjectId::FS_TREE, &root, free, shared)
     };
-    let lacks_notes = |done| matches!(done, Err(Stop::Need(Need::Notes)));
+    let lacks_notes = |done| matches!(done, Err(EditStop::Need(Need::Notes)));
     let notes = txn.refs.lock();
     assert!(lacks_notes(copy(false)));
     let known_first = copy(true);
-    assert!(matches!(known_first, Err(Stop::Need(Need::Refs(..)))), "{known_first:?}");
+    assert!(matches!(known_first, Err(EditStop::Need(Need::Refs(..)))), "{known_first:?}");
 
     // The edit ends once the notes are unlocked.
     std::thread::scope(|s| {
@@ -59,6 +59,6 @@ fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
 fn an_edit_does_not_wait_for_a_view_that_changes() {
     let w = World::new();
     let waits = w.fs.core.txns.while_view_changes(|| w.fs.core.txns.with_view_at_once(|_| Ok(())));
-    assert!(matches!(waits, Err(Stop::Need(Need::Notes))));
+    assert!(matches!(waits, Err(EditStop::Need(Need::Notes))));
     w.fs.core.txns.with_view_at_once(|_| Ok(())).unwrap();
 }

@@ -16,9 +16,9 @@
 
 use super::collect::{Contribution, Pair, collect};
 use super::content::Content;
-use super::queue::{Queue, Settled, Verdict};
+use super::queue::{Queue, Settled, TicketOutcome};
 use super::tree::Outgoing;
-use super::{Cause, Result, Stop};
+use super::{Cause, NotLogged, Result};
 use crate::engine::changes::Logged;
 use crate::engine::{Core, Inode};
 use crate::error::Error;
@@ -97,7 +97,7 @@ impl TxnLog {
         if let Err(stop) = content.take_in(core, txn, vec![contribution]) {
             // A half of it may be in the log.
             let from = self.queue.lock().taken + 1;
-            self.refuse(from, if let Stop::Commit(cause) = stop { Some(cause) } else { None });
+            self.refuse(from, if let NotLogged::Commit(cause) = stop { Some(cause) } else { None });
             return Err(stop);
         }
         Ok(self.ticket(None))
@@ -141,12 +141,17 @@ impl TxnLog {
 
     /// Waits until a ticket is durable, or is known not to become durable by the log. Leads if
     /// there is no leader.
-    fn wait(&self, core: &Core, txn: &Arc<Txn>, ticket: u64) -> crate::error::Result<Verdict> {
+    fn wait(
+        &self,
+        core: &Core,
+        txn: &Arc<Txn>,
+        ticket: u64,
+    ) -> crate::error::Result<TicketOutcome> {
         let mut queue = self.queue.lock();
         loop {
-            if let Some(verdict) = known(core, &queue, ticket) {
+            if let Some(outcome) = known(core, &queue, ticket) {
                 queue.wake_leader();
-                return verdict;
+                return outcome;
             }
             if queue.led {
                 let (place, me) = queue.enter_thread(ticket);
@@ -165,9 +170,9 @@ impl TxnLog {
     /// As [`wait`](Self::wait), but leaves a call behind if there is another leader.
     fn call(&self, core: &Core, txn: &Arc<Txn>, ticket: u64, settled: Settled) {
         let mut queue = self.queue.lock();
-        if let Some(verdict) = known(core, &queue, ticket) {
+        if let Some(outcome) = known(core, &queue, ticket) {
             drop(queue);
-            return settled(verdict);
+            return settled(outcome);
         }
         queue.enter_call(ticket, settled);
         if !queue.led {
@@ -196,7 +201,7 @@ impl TxnLog {
                 return Err(Error::ReadOnly(Some(why)));
             }
             let mut queue = self.queue.lock();
-            if !queue.has_calls() && ticket.is_none_or(|ticket| queue.verdict(ticket).is_some()) {
+            if !queue.has_calls() && ticket.is_none_or(|ticket| queue.outcome(ticket).is_some()) {
                 queue.led = false;
                 queue.wake_leader();
                 lead.over = true;
@@ -207,9 +212,9 @@ impl TxnLog {
 }
 
 /// The outcome of a ticket, as far as it is known. It is known, too, if writing has ended.
-fn known(core: &Core, queue: &Queue, ticket: u64) -> Option<crate::error::Result<Verdict>> {
-    let verdict = queue.verdict(ticket).map(Ok);
-    verdict.or_else(|| core.txns.failure().map(|why| Err(Error::ReadOnly(Some(why)))))
+fn known(core: &Core, queue: &Queue, ticket: u64) -> Option<crate::error::Result<TicketOutcome>> {
+    let outcome = queue.outcome(ticket).map(Ok);
+    outcome.or_else(|| core.txns.failure().map(|why| Err(Error::ReadOnly(Some(why)))))
 }
 
 /// A thread leads. If it panics or fails, all waiters are told.
@@ -268,7 +273,7 @@ fn step_with(
     };
     // Contributions that gather while the superblock has to wait are written meanwhile.
     let waits = core.txns.published() < before && !fault!(core.options.tuning, LogEarlySuper);
-    let mut landing = None;
+    let mut completing = None;
     if let Some(written) = work.flushed.take() {
         if waits && more {
             work.flushed = Some(written);
@@ -278,7 +283,7 @@ fn step_with(
             }
             if core.write_log_superblock(txn.generation, &written.root)? {
                 counters.superblocks.fetch_add(1, Ordering::Relaxed);
-                landing = Some(written);
+                completing = Some(written);
             } else {
                 // The commit came first.
                 log.refuse(0, None);
@@ -304,22 +309,22 @@ fn step_with(
                 }
                 work.flushed = Some(Written { root, upto, replaced });
             }
-            Err(Stop::Commit(cause)) => log.refuse(first, Some(cause)),
-            Err(Stop::Sealed) => log.refuse(first, None),
-            Err(Stop::Fail(e)) => return Err(e),
+            Err(NotLogged::Commit(cause)) => log.refuse(first, Some(cause)),
+            Err(NotLogged::Sealed) => log.refuse(first, None),
+            Err(NotLogged::Fail(e)) => return Err(e),
         }
     }
-    if landing.is_none() && !wrote {
+    if completing.is_none() && !wrote {
         return Ok(());
     }
     if !fault!(core.options.tuning, LogNoFlush) {
         counters.flushes.fetch_add(1, Ordering::Relaxed);
         core.flush()?;
     }
-    if let Some(landed) = landing {
-        log.content.lock().reuse(landed.replaced);
+    if let Some(completed) = completing {
+        log.content.lock().reuse(completed.replaced);
         let mut queue = log.queue.lock();
-        queue.durable = queue.durable.max(landed.upto);
+        queue.durable = queue.durable.max(completed.upto);
         let calls = queue.wake_served();
         drop(queue);
         calls.make();
@@ -423,10 +428,10 @@ pub(crate) fn sync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
         Outcome::Commit(cause) => then(Synced::Commit(Unlogged { generation, cause })),
         Outcome::Ticket(ticket) => {
             let counting = Arc::downgrade(core);
-            let settled = move |verdict| {
+            let settled = move |outcome| {
                 // The thread that settles the ticket holds the core.
                 let Some(core) = counting.upgrade() else { return };
-                then(ended(&core, generation, verdict));
+                then(ended(&core, generation, outcome));
             };
             TxnLog::of(&txn).call(core, &txn, ticket, Box::new(settled));
         }
@@ -445,13 +450,17 @@ fn begin(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>, Out
     Ok((txn, outcome))
 }
 
-fn ended(core: &Core, generation: Generation, verdict: crate::error::Result<Verdict>) -> Synced {
-    match verdict {
-        Ok(Verdict::Durable) => {
+fn ended(
+    core: &Core,
+    generation: Generation,
+    outcome: crate::error::Result<TicketOutcome>,
+) -> Synced {
+    match outcome {
+        Ok(TicketOutcome::Durable) => {
             core.log.logged.fetch_add(1, Ordering::Relaxed);
             Synced::Done(Ok(()))
         }
-        Ok(Verdict::Commit(cause)) => Synced::Commit(Unlogged { generation, cause }),
+        Ok(TicketOutcome::Commit(cause)) => Synced::Commit(Unlogged { generation, cause }),
         Err(e) => Synced::Done(Err(e)),
     }
 }
@@ -476,9 +485,9 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
     match super::above::moved(core, &inode.subvol, &txn) {
         Ok(false) => {}
         Ok(true) => return Ok((txn, Outcome::Commit(Some(Cause::SubvolumeEntry)))),
-        Err(Stop::Commit(cause)) => return Ok((txn, Outcome::Commit(Some(cause)))),
-        Err(Stop::Sealed) => return Ok((txn, Outcome::Commit(None))),
-        Err(Stop::Fail(e)) => return Err(e),
+        Err(NotLogged::Commit(cause)) => return Ok((txn, Outcome::Commit(Some(cause)))),
+        Err(NotLogged::Sealed) => return Ok((txn, Outcome::Commit(None))),
+        Err(NotLogged::Fail(e)) => return Err(e),
     }
     let moves = txn.moves.load(Ordering::Relaxed);
     let moved = moves > 0
@@ -556,8 +565,8 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         Err(_) => Ok(()),
     };
     let added = match (item, versions) {
-        _ if tuning.no_log => Err(Stop::Commit(Cause::Off)),
-        _ if inode.since >= txn.generation => Err(Stop::Commit(Cause::Forgotten)),
+        _ if tuning.no_log => Err(NotLogged::Commit(Cause::Off)),
+        _ if inode.since >= txn.generation => Err(NotLogged::Commit(Cause::Forgotten)),
         (_, Err(stop)) => Err(stop),
         _ if copied.is_err() => copied.map(|()| None),
         // Deleted: a commit forgets the rest of it.
@@ -578,9 +587,9 @@ fn contribute(core: &Core, inode: &Arc<Inode>) -> crate::error::Result<(Arc<Txn>
         Ok(None) => {
             Outcome::Commit(TxnLog::of(&txn).queue.lock().refused.and_then(|(_, cause)| cause))
         }
-        Err(Stop::Commit(cause)) => Outcome::Commit(Some(cause)),
-        Err(Stop::Sealed) => Outcome::Commit(None),
-        Err(Stop::Fail(e)) => {
+        Err(NotLogged::Commit(cause)) => Outcome::Commit(Some(cause)),
+        Err(NotLogged::Sealed) => Outcome::Commit(None),
+        Err(NotLogged::Fail(e)) => {
             inode.state.lock().unlogged = true;
             return Err(e);
         }

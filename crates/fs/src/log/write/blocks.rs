@@ -5,7 +5,7 @@
 //! be used again as soon as a superblock without it is durable. All nodes are free once the
 //! transaction to which the log belongs is published.
 
-use super::{Cause, Result, Stop};
+use super::{Cause, NotLogged, Result};
 use crate::engine::Core;
 use crate::space::groups::ClusterUser;
 use crate::space::{Run, SpaceKind};
@@ -36,11 +36,12 @@ impl Blocks {
         }
         let accounts = &core.space.accounts;
         let bytes = u64::from(core.nodesize());
-        let mut space =
-            accounts.try_reserve(SpaceKind::Metadata, bytes).ok_or(Stop::Commit(Cause::NoSpace))?;
+        let mut space = accounts
+            .try_reserve(SpaceKind::Metadata, bytes)
+            .ok_or(NotLogged::Commit(Cause::NoSpace))?;
         let known = Generation(generation.0 - 1);
         let got = core.space.groups.allocate_block(ClusterUser::Running, known, &mut space);
-        let at = got.map_err(|_| Stop::Commit(Cause::NewChunk))?;
+        let at = got.map_err(|_| NotLogged::Commit(Cause::NewChunk))?;
         self.taken.insert(at);
         Ok(at)
     }

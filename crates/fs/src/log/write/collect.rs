@@ -5,7 +5,7 @@
 //! then what its item is, and then the version is taken. So the version contains what the item
 //! covers and what is known to have changed, whatever else happens meanwhile.
 
-use super::{Cause, Result, Stop};
+use super::{Cause, NotLogged, Result};
 use crate::api::FileKind;
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Place};
@@ -30,7 +30,7 @@ const MOST_BYTES: u64 = 1 << 30;
 
 /// A range of a file and the extent items that it has now, with holes where they matter.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct ChangedRange {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) items: Vec<(Key, Vec<u8>)>,
@@ -41,7 +41,7 @@ pub(super) struct Window {
 pub(crate) struct Contribution {
     pub(super) inode: Arc<Inode>,
     pub(super) item: InodeItem,
-    pub(super) windows: Vec<Window>,
+    pub(super) changed_ranges: Vec<ChangedRange>,
     /// Inodes whose names decide that this inode's names are as they are.
     pub(super) companions: Vec<ObjectId>,
     /// Checksums, by the address of their first sector.
@@ -65,7 +65,8 @@ impl Pair {
     /// The subvolume has no version from before the transaction.
     pub(super) fn of(core: &Core, subvol: &crate::engine::Subvolume, txn: &Txn) -> Result<Self> {
         let epoch = core.epochs.enter();
-        let base = subvol.base_before(txn.generation).ok_or(Stop::Commit(Cause::NewSubvolume))?;
+        let base =
+            subvol.base_before(txn.generation).ok_or(NotLogged::Commit(Cause::NewSubvolume))?;
         let now = subvol.tree.version(epoch.clone());
         let base = Version { tree: subvol.id, root: base, store: core.store.clone(), epoch };
         Ok(Self { base, now })
@@ -104,7 +105,7 @@ pub(super) fn collect(
     let mut out = Contribution {
         inode: inode.clone(),
         item,
-        windows: Vec::new(),
+        changed_ranges: Vec::new(),
         companions: Vec::new(),
         sums: BTreeMap::new(),
         shares: inode.last_reflink.load(Ordering::Acquire) >= txn.generation.0,
@@ -125,16 +126,16 @@ pub(super) fn collect(
         if start >= end {
             continue;
         }
-        let window = window(versions, inode, (start, end), size, txn.generation)?;
-        items += window.items.len();
+        let changed = changed_range(versions, inode, (start, end), size, txn.generation)?;
+        items += changed.items.len();
         if items > MOST_ITEMS {
-            return Err(Stop::Commit(Cause::TooMuch));
+            return Err(NotLogged::Commit(Cause::TooMuch));
         }
-        reached = window.end;
-        out.windows.push(window);
+        reached = changed.end;
+        out.changed_ranges.push(changed);
     }
     let mut incompat = 0;
-    for (key, data) in out.windows.iter().flat_map(|w| &w.items) {
+    for (key, data) in out.changed_ranges.iter().flat_map(|w| &w.items) {
         let extent = parse(inode, *key, data)?;
         let FileExtent::Stored(r) = extent else {
             if let FileExtent::Inline(inline) = extent {
@@ -147,11 +148,11 @@ pub(super) fn collect(
         }
         incompat |= crate::file::property::incompat(r.compression).bits();
         if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
-            return Err(Stop::Commit(Cause::NewChunk));
+            return Err(NotLogged::Commit(Cause::NewChunk));
         }
         if out.shares && !fault!(core.options.tuning, LogPreallocated) && is_filled(txn, inode, &r)
         {
-            return Err(Stop::Commit(Cause::Preallocated));
+            return Err(NotLogged::Commit(Cause::Preallocated));
         }
         if r.kind == ExtentKind::Regular && !fault!(core.options.tuning, LogNoCsums) {
             let all = sums(core, txn, &r, out.shares, &mut out.sums);
@@ -167,14 +168,14 @@ pub(super) fn collect(
     }
     let has = Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get());
     if !has.contains(Incompat::from_bits_retain(incompat)) {
-        return Err(Stop::Commit(Cause::Feature));
+        return Err(NotLogged::Commit(Cause::Feature));
     }
     Ok(out)
 }
 
 fn parse<'a>(inode: &Inode, key: Key, data: &'a [u8]) -> Result<FileExtent<'a>> {
     FileExtent::parse(data)
-        .map_err(|e| Stop::Fail(Error::corrupt(Place::item(inode.id.subvol, key), e.0)))
+        .map_err(|e| NotLogged::Fail(Error::corrupt(Place::item(inode.id.subvol, key), e.0)))
 }
 
 /// Where an extent item ends in its file, in whole sectors.
@@ -189,16 +190,16 @@ fn end_of(key: Key, extent: &FileExtent<'_>) -> u64 {
 /// range was logged when it changed, or the last commit has it. A file whose preallocated extent is
 /// filled piece by piece has one item for everything that is written, and each log has the new
 /// piece.
-fn window(
+fn changed_range(
     versions: &Pair,
     inode: &Inode,
     (start, end): (u64, u64),
     size: u64,
     generation: Generation,
-) -> Result<Window> {
+) -> Result<ChangedRange> {
     let ino = inode.object();
     let key = |at: u64| extent_data_key(ino, FileOffset(at));
-    let mut out = Window { start, end, items: Vec::new() };
+    let mut out = ChangedRange { start, end, items: Vec::new() };
     let first = versions.now.at_or_before(&key(start))?;
     let first = first.filter(|i| i.key.objectid == ino && i.key.kind == KeyType::EXTENT_DATA);
     let from = first.map_or(key(start), |item| item.key);
@@ -242,7 +243,7 @@ pub(super) fn part_of(key: Key, r: &ExtentRecord, (start, end): (u64, u64)) -> (
     (Key { offset: start, ..key }, part.encode().to_vec())
 }
 
-impl Window {
+impl ChangedRange {
     /// Adds an item that says: there is nothing from a key on up to `end`. Logs have items for all
     /// holes.
     fn hole(&mut self, from: Key, end: u64, generation: Generation) {
@@ -322,9 +323,9 @@ fn older_sums(
     out: &mut BTreeMap<Logical, Vec<u8>>,
 ) -> Result<()> {
     if r.disk_num_bytes > MOST_BYTES {
-        return Err(Stop::Commit(Cause::TooMuch));
+        return Err(NotLogged::Commit(Cause::TooMuch));
     }
-    let before = Sums::before(core, txn).ok_or(Stop::Sealed)?;
+    let before = Sums::before(core, txn).ok_or(NotLogged::Sealed)?;
     let part = summed(r);
     for (at, sums) in before.pieces(core, Run::new(r.disk_bytenr, r.disk_num_bytes))? {
         let end = sums_end(core, at, &sums);

@@ -5,10 +5,10 @@
 //! already come in.
 
 use super::blocks::Blocks;
-use super::collect::{Contribution, Pair, Window, part_of, sum_items, sums_end};
+use super::collect::{ChangedRange, Contribution, Pair, part_of, sum_items, sums_end};
 use super::names::{Names, SubvolLog, items_of};
 use super::tree::{LogTree, Outgoing};
-use super::{Cause, Result, Stop};
+use super::{Cause, NotLogged, Result};
 use crate::engine::{Core, Subvolume};
 use crate::error::Error;
 use crate::space::Run;
@@ -69,7 +69,7 @@ impl Content {
                 // another log.
                 let pin = core.txns.pin_running()?;
                 if pin.txn.generation != txn.generation {
-                    return Err(Stop::Sealed);
+                    return Err(NotLogged::Sealed);
                 }
                 Pair::of(core, &subvol, txn)?
             };
@@ -86,7 +86,7 @@ impl Content {
     /// The log has grown too large, or has no space.
     pub(super) fn edition(&mut self, core: &Core, txn: &Txn) -> Result<Edition> {
         if self.blocks.len() > MOST_NODES {
-            return Err(Stop::Commit(Cause::TooMuch));
+            return Err(NotLogged::Commit(Cause::TooMuch));
         }
         let mut nodes = Vec::new();
         let roots = self.roots.get_or_insert_with(|| LogTree::new(core.nodesize()));
@@ -147,8 +147,8 @@ fn merge(
         if log.tree.get(&inode_key(ino)).is_none() {
             continue;
         }
-        for window in &contribution.windows {
-            overlay(log, blocks, ino, window)?;
+        for changed in &contribution.changed_ranges {
+            overlay(log, blocks, ino, changed)?;
         }
         log.parts |= contribution.shares && !contribution.sums.is_empty();
         for (at, sums) in &contribution.sums {
@@ -214,40 +214,45 @@ fn put_sums(
 }
 
 /// Replaces what the log has of a range of a file.
-fn overlay(log: &mut SubvolLog, blocks: &mut Blocks, ino: ObjectId, window: &Window) -> Result<()> {
+fn overlay(
+    log: &mut SubvolLog,
+    blocks: &mut Blocks,
+    ino: ObjectId,
+    changed: &ChangedRange,
+) -> Result<()> {
     let key = |at: u64| extent_data_key(ino, FileOffset(at));
     let all = items_of(ino, KeyType::EXTENT_DATA, KeyType::EXTENT_DATA);
     let first = log
         .tree
-        .at_or_before(all.start(), &key(window.start))
-        .map_or(key(window.start), |(k, _)| k);
+        .at_or_before(all.start(), &key(changed.start))
+        .map_or(key(changed.start), |(k, _)| k);
     let old: Vec<(Key, Vec<u8>)> =
-        log.tree.range(first..=key(window.end - 1)).map(|(k, d)| (k, d.to_vec())).collect();
+        log.tree.range(first..=key(changed.end - 1)).map(|(k, d)| (k, d.to_vec())).collect();
     let mut kept = Vec::new();
     for (at, data) in old {
         let extent = FileExtent::parse(&data).map_err(|e| {
-            Stop::Fail(Error::corrupt(crate::error::Place::item(ObjectId::TREE_LOG, at), e.0))
+            NotLogged::Fail(Error::corrupt(crate::error::Place::item(ObjectId::TREE_LOG, at), e.0))
         })?;
         let FileExtent::Stored(r) = extent else {
             // The first sector has no item before it that could reach into the range.
-            if window.start == 0 {
+            if changed.start == 0 {
                 log.tree.remove(blocks, at..=at);
             }
             continue;
         };
         let end = at.offset + r.num_bytes;
-        if end <= window.start {
+        if end <= changed.start {
             continue;
         }
         log.tree.remove(blocks, at..=at);
-        if at.offset < window.start {
-            kept.push(part_of(at, &r, (at.offset, window.start)));
+        if at.offset < changed.start {
+            kept.push(part_of(at, &r, (at.offset, changed.start)));
         }
-        if end > window.end {
-            kept.push(part_of(at, &r, (window.end, end)));
+        if end > changed.end {
+            kept.push(part_of(at, &r, (changed.end, end)));
         }
     }
-    for (key, data) in kept.iter().chain(&window.items) {
+    for (key, data) in kept.iter().chain(&changed.items) {
         log.tree.put(blocks, key, data)?;
     }
     Ok(())

@@ -45,7 +45,7 @@ use crate::error::Error;
 
 /// Why something was not logged.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum NotLogged {
     /// A commit can do it.
     Commit(Cause),
     /// The transaction is sealed: its commit is on its way.
@@ -54,10 +54,10 @@ pub(super) enum Stop {
     Fail(Error),
 }
 
-impl From<Error> for Stop {
+impl From<Error> for NotLogged {
     fn from(e: Error) -> Self {
         Self::Fail(e)
     }
 }
 
-type Result<T, E = Stop> = std::result::Result<T, E>;
+type Result<T, E = NotLogged> = std::result::Result<T, E>;

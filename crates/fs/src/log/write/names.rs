@@ -16,7 +16,7 @@
 use super::blocks::Blocks;
 use super::diff::changed;
 use super::tree::LogTree;
-use super::{Cause, Result, Stop};
+use super::{Cause, NotLogged, Result};
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place};
 use crate::file::ceil;
@@ -121,14 +121,14 @@ impl<'a> Names<'a> {
         while let Some(next) = self.queue.pop_front() {
             self.follow(next)?;
             if self.done.len() > MOST {
-                return Err(Stop::Commit(Cause::TooMuch));
+                return Err(NotLogged::Commit(Cause::TooMuch));
             }
         }
         Ok(self.log.full.contains(&ino))
     }
 
-    fn corrupt(&self, key: Key, e: impl std::fmt::Display) -> Stop {
-        Stop::Fail(Error::corrupt(Place::item(self.subvol.id, key), e.to_string()))
+    fn corrupt(&self, key: Key, e: impl std::fmt::Display) -> NotLogged {
+        NotLogged::Fail(Error::corrupt(Place::item(self.subvol.id, key), e.to_string()))
     }
     fn put(&mut self, key: &Key, data: &[u8]) -> Result<()> {
         self.log.tree.put(self.blocks, key, data)
@@ -485,7 +485,7 @@ impl<'a> Names<'a> {
                 }
             }
             if self.queue.len() > MOST {
-                return Err(Stop::Commit(Cause::TooMuch));
+                return Err(NotLogged::Commit(Cause::TooMuch));
             }
         }
         Ok(())
@@ -494,7 +494,7 @@ impl<'a> Names<'a> {
     fn entries_of(&mut self, dir: ObjectId) -> Result<(Vec<ObjectId>, Vec<ObjectId>)> {
         let keys = items_of(dir, KeyType::DIR_INDEX, KeyType::DIR_INDEX);
         let changes = changed(self.base, self.now, keys.start(), keys.end())?;
-        let changes = changes.ok_or(Stop::Commit(Cause::TooMuch))?;
+        let changes = changes.ok_or(NotLogged::Commit(Cause::TooMuch))?;
         let (mut concerned, mut fresh) = (Vec::new(), Vec::new());
         // A file that was logged by its own `fsync` may have gone since. The directory knows.
         let claims =
@@ -554,7 +554,7 @@ impl<'a> Names<'a> {
         if location.kind == KeyType::INODE_ITEM {
             Ok(location.objectid)
         } else {
-            Err(Stop::Commit(Cause::SubvolumeEntry))
+            Err(NotLogged::Commit(Cause::SubvolumeEntry))
         }
     }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The outcome of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum TicketOutcome {
     /// A durable superblock leads to it.
     Durable,
     /// A commit has to do it; and why, unless that commit is under way already.
@@ -24,7 +24,7 @@ pub(super) enum Verdict {
 }
 
 /// Called once with the outcome of a ticket.
-pub(super) type Settled = Box<dyn FnOnce(crate::error::Result<Verdict>) + Send>;
+pub(super) type Settled = Box<dyn FnOnce(crate::error::Result<TicketOutcome>) + Send>;
 
 enum Waiter {
     Thread(Arc<Condvar>),
@@ -72,13 +72,13 @@ pub(super) type Place = (u64, u64);
 
 /// Calls to be made once the queue is unlocked again.
 #[must_use]
-pub(super) struct Calls(Vec<(Settled, crate::error::Result<Verdict>)>);
+pub(super) struct Calls(Vec<(Settled, crate::error::Result<TicketOutcome>)>);
 
 impl Calls {
     /// Makes the calls.
     pub(super) fn make(self) {
-        for (call, verdict) in self.0 {
-            call(verdict);
+        for (call, outcome) in self.0 {
+            call(outcome);
         }
     }
 }
@@ -90,13 +90,13 @@ impl Queue {
         if self.closed || self.refused.is_some() { 0 } else { self.given - self.taken }
     }
     /// The outcome of a ticket, as far as it is known.
-    pub(super) fn verdict(&self, ticket: u64) -> Option<Verdict> {
+    pub(super) fn outcome(&self, ticket: u64) -> Option<TicketOutcome> {
         if self.durable >= ticket {
-            return Some(Verdict::Durable);
+            return Some(TicketOutcome::Durable);
         }
         match self.refused {
-            Some((from, cause)) if from <= ticket => Some(Verdict::Commit(cause)),
-            _ => (self.closed && self.taken < ticket).then_some(Verdict::Commit(None)),
+            Some((from, cause)) if from <= ticket => Some(TicketOutcome::Commit(cause)),
+            _ => (self.closed && self.taken < ticket).then_some(TicketOutcome::Commit(None)),
         }
     }
 
@@ -128,22 +128,22 @@ impl Queue {
     fn take_calls(
         &mut self,
         upto: u64,
-        say: impl Fn(&Self, u64) -> Option<crate::error::Result<Verdict>>,
+        say: impl Fn(&Self, u64) -> Option<crate::error::Result<TicketOutcome>>,
     ) -> Calls {
         if self.calls == 0 {
             return Calls(Vec::new());
         }
-        let places: Vec<(Place, crate::error::Result<Verdict>)> = self
+        let places: Vec<(Place, crate::error::Result<TicketOutcome>)> = self
             .waiters
             .range(..=(upto, u64::MAX))
             .filter(|(_, waiter)| matches!(waiter, Waiter::Call(_)))
             .filter_map(|(place, _)| Some((*place, say(self, place.0)?)))
             .collect();
         let mut calls = Vec::with_capacity(places.len());
-        for (place, verdict) in places {
+        for (place, outcome) in places {
             if let Some(Waiter::Call(call)) = self.waiters.remove(&place) {
                 self.calls -= 1;
-                calls.push((call, verdict));
+                calls.push((call, outcome));
             }
         }
         Calls(calls)
@@ -158,21 +158,21 @@ impl Queue {
     /// All waiters have to look again.
     pub(super) fn wake_all(&mut self) -> Calls {
         self.wake_threads(u64::MAX);
-        self.take_calls(u64::MAX, |queue, ticket| queue.verdict(ticket).map(Ok))
+        self.take_calls(u64::MAX, |queue, ticket| queue.outcome(ticket).map(Ok))
     }
     /// Writing has ended. All waiters without an outcome are told why.
     pub(super) fn fail(&mut self, why: &str) -> Calls {
         let failed = || crate::error::Error::ReadOnly(Some(why.to_owned()));
         self.wake_threads(u64::MAX);
         self.take_calls(u64::MAX, |queue, ticket| {
-            Some(queue.verdict(ticket).map_or_else(|| Err(failed()), Ok))
+            Some(queue.outcome(ticket).map_or_else(|| Err(failed()), Ok))
         })
     }
     /// Wakes the waiters whose ticket is durable now, and no others: of a hundred waiters each
     /// batch serves only a few.
     pub(super) fn wake_served(&mut self) -> Calls {
         self.wake_threads(self.durable);
-        self.take_calls(self.durable, |_, _| Some(Ok(Verdict::Durable)))
+        self.take_calls(self.durable, |_, _| Some(Ok(TicketOutcome::Durable)))
     }
     /// There is no leader, so the first waiter without an outcome has to lead. A waiter that was
     /// woken for this and leaves passes it on.
@@ -196,7 +196,7 @@ mod tests {
     use crate::error::Error;
     use std::sync::mpsc::{Receiver, channel};
 
-    type Answers = Receiver<(u64, crate::error::Result<Verdict>)>;
+    type Answers = Receiver<(u64, crate::error::Result<TicketOutcome>)>;
 
     /// A queue that has a leader and has given out `given` tickets, with a call left behind for
     /// each.
@@ -205,13 +205,13 @@ mod tests {
         let (out, answers) = channel();
         for ticket in 1..=given {
             let out = out.clone();
-            queue.enter_call(ticket, Box::new(move |verdict| out.send((ticket, verdict)).unwrap()));
+            queue.enter_call(ticket, Box::new(move |outcome| out.send((ticket, outcome)).unwrap()));
         }
         (queue, answers)
     }
 
-    fn heard(answers: &Answers) -> Vec<(u64, Verdict)> {
-        answers.try_iter().map(|(ticket, verdict)| (ticket, verdict.unwrap())).collect()
+    fn heard(answers: &Answers) -> Vec<(u64, TicketOutcome)> {
+        answers.try_iter().map(|(ticket, outcome)| (ticket, outcome.unwrap())).collect()
     }
 
     #[test]
@@ -221,12 +221,12 @@ mod tests {
         assert_eq!(heard(&answers), []);
         queue.durable = 2;
         queue.wake_served().make();
-        assert_eq!(heard(&answers), [(1, Verdict::Durable), (2, Verdict::Durable)]);
+        assert_eq!(heard(&answers), [(1, TicketOutcome::Durable), (2, TicketOutcome::Durable)]);
         assert!(queue.has_calls());
         queue.durable = 3;
         queue.wake_served().make();
         queue.wake_served().make();
-        assert_eq!(heard(&answers), [(3, Verdict::Durable)]);
+        assert_eq!(heard(&answers), [(3, TicketOutcome::Durable)]);
         assert!(!queue.has_calls());
     }
 
@@ -236,11 +236,11 @@ mod tests {
         (queue.taken, queue.durable) = (2, 1);
         queue.refused = Some((4, Some(Cause::TooMuch)));
         queue.wake_all().make();
-        let too_much = Verdict::Commit(Some(Cause::TooMuch));
-        assert_eq!(heard(&answers), [(1, Verdict::Durable), (4, too_much)]);
+        let too_much = TicketOutcome::Commit(Some(Cause::TooMuch));
+        assert_eq!(heard(&answers), [(1, TicketOutcome::Durable), (4, too_much)]);
         queue.closed = true;
         queue.wake_all().make();
-        assert_eq!(heard(&answers), [(3, Verdict::Commit(None))]);
+        assert_eq!(heard(&answers), [(3, TicketOutcome::Commit(None))]);
         assert!(queue.has_calls(), "the second was taken, and may still become durable");
     }
 
@@ -251,7 +251,7 @@ mod tests {
         queue.fail("the device is gone").make();
         assert!(!queue.has_calls());
         let all: Vec<_> = answers.try_iter().collect();
-        assert!(matches!(all[0], (1, Ok(Verdict::Durable))), "{all:?}");
+        assert!(matches!(all[0], (1, Ok(TicketOutcome::Durable))), "{all:?}");
         let failed =
             |n: usize| matches!(&all[n].1, Err(Error::ReadOnly(Some(why))) if why.contains("gone"));
         assert!(all.len() == 3 && failed(1) && failed(2), "{all:?}");

@@ -7,7 +7,7 @@
 //! each write. Only nodes that come out as they were are kept.
 
 use super::blocks::Blocks;
-use super::{Result, Stop};
+use super::{NotLogged, Result};
 use crate::engine::Core;
 use crate::error::Error;
 use crate::tree::{Pointer, image};
@@ -125,7 +125,7 @@ impl LogTree {
     /// The item is too long for a node.
     pub(super) fn put(&mut self, blocks: &mut Blocks, key: &Key, data: &[u8]) -> Result<()> {
         if data.len() > max_item_size(self.nodesize) {
-            return Err(Stop::Fail(Error::TooBig));
+            return Err(NotLogged::Fail(Error::TooBig));
         }
         if let Ok(slot) = self.leaf(key).search(key) {
             if self.leaf(key).data(slot) == Some(data) {

@@ -90,7 +90,7 @@ impl World {
     fn fill_with_chunks(&self, kind: SpaceKind) {
         let space = &self.core().space;
         while space.chunk_in_running(&self.core().txns, kind, space.seen(kind)).unwrap()
-            == Wish::Granted
+            == ChunkOutcome::Granted
         {}
         assert_eq!(self.usage().unallocated / MIB, 0);
     }
@@ -140,11 +140,11 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
     let seen = space.seen(SpaceKind::Metadata);
     assert_eq!(
         space.chunk_in_running(&w.core().txns, SpaceKind::Metadata, seen).unwrap(),
-        Wish::Granted
+        ChunkOutcome::Granted
     );
     assert_eq!(
         space.chunk_in_running(&w.core().txns, SpaceKind::Metadata, seen).unwrap(),
-        Wish::Granted
+        ChunkOutcome::Granted
     );
     assert_eq!(w.usage().metadata.chunks, 3);
     w.close();
@@ -217,10 +217,10 @@ fn who_waits_for_metadata_holds_none_that_others_wait_for() {
     w.fs.sync().unwrap();
     let accounts = &w.core().space.accounts;
     let one = w.core().item_cost(2, 2) + w.core().item_cost(1, 1);
-    let pots = accounts.pots(SpaceKind::Metadata);
+    let figures = accounts.figures(SpaceKind::Metadata);
     // Beside that there is room for what becomes used and what is noted for the commit, but not for
     // a second writer.
-    let rest = pots.free() - pots.reserved - one - 8 * u64::from(w.core().nodesize());
+    let rest = figures.free() - figures.reserved - one - 8 * u64::from(w.core().nodesize());
     let held = accounts.reserve(SpaceKind::Metadata, rest).unwrap();
     thread::scope(|s| {
         for file in &files {

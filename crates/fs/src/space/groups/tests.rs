@@ -48,7 +48,7 @@ fn the_last_bytes_of_a_granule_take_the_rest_along() {
     assert_eq!(free(at(20, 20)), Some(at(0, 64)), "with what was free before");
     g.discarded(at(0, 64));
     assert_eq!(free(at(100, 200)), Some(at(128, 128)), "whole ones of a longer run");
-    assert_eq!(g.space().pots(SpaceKind::Data).pinned, 128 * K, "the rest is free at once");
+    assert_eq!(g.space().figures(SpaceKind::Data).pinned, 128 * K, "the rest is free at once");
     g.discarded(at(128, 128));
     // The last granule of the group is a short one.
     assert_eq!(free(at(1000, 24)), None);
@@ -58,7 +58,7 @@ fn the_last_bytes_of_a_granule_take_the_rest_along() {
     assert_eq!(undiscarded.len(), 1, "some of it was not discarded");
     assert!(g.take_undiscarded().is_empty());
     // Space that was promised stays where it can be had.
-    let left = g.space().pots(SpaceKind::Data).free();
+    let left = g.space().figures(SpaceKind::Data).free();
     let promise = g.space().reserve(SpaceKind::Data, left).unwrap();
     assert_eq!(free(at(64, 36)), None);
     assert_eq!(
@@ -67,7 +67,7 @@ fn the_last_bytes_of_a_granule_take_the_rest_along() {
         "not promised"
     );
     drop(promise);
-    assert_eq!(g.space().pots(SpaceKind::Data).pinned, 36 * K);
+    assert_eq!(g.space().figures(SpaceKind::Data).pinned, 36 * K);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn free_space_is_pinned_in_whole_sectors() {
         assert!(got.start.0.is_multiple_of(4096) && got.len.is_multiple_of(4096), "{got:?}");
     }
     g.discarded(pinned);
-    assert_eq!(g.space().pots(SpaceKind::Data).free(), 8192);
+    assert_eq!(g.space().figures(SpaceKind::Data).free(), 8192);
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn data_is_sequential_and_falls_back_to_the_longest_piece() {
     );
     assert_eq!(g.allocate_data(3 * MIB, 2 * MIB, ANY, &mut r), Err(NeedChunk(SpaceKind::Data)));
     assert_eq!(r.bytes(), MIB);
-    let pots = g.space().pots(SpaceKind::Data);
-    assert_eq!((pots.used, pots.reserved, pots.free()), (11 * MIB, MIB, MIB));
+    let figures = g.space().figures(SpaceKind::Data);
+    assert_eq!((figures.used, figures.reserved, figures.free()), (11 * MIB, MIB, MIB));
     // Freed, it is pinned first.
     g.pin(run(16 * MIB, 2 * MIB)).unwrap();
     assert_eq!(g.allocate_data(2 * MIB, 2 * MIB, ANY, &mut r), Err(NeedChunk(SpaceKind::Data)));
@@ -170,7 +170,7 @@ fn a_commit_takes_no_blocks_from_groups_that_it_does_not_have() {
     let mut system = g.space().empty(SpaceKind::System);
     assert!(g.allocate_system_block(Generation(8), &mut system).is_err());
     assert_eq!(g.allocate_system_block(Generation(9), &mut system), Ok(Logical(96 * MIB)));
-    assert_eq!(g.space().pots(SpaceKind::System).used, u64::from(NODE));
+    assert_eq!(g.space().figures(SpaceKind::System).used, u64::from(NODE));
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn read_only_and_removed_groups_do_not_count() {
     let a = g.allocate_data(4096, 4096, ANY, &mut r).unwrap();
     assert_eq!(a.start, Logical(16 * MIB));
     g.set_read_only(&first, true);
-    assert_eq!(g.space().pots(SpaceKind::Data).free(), MIB);
+    assert_eq!(g.space().figures(SpaceKind::Data).free(), MIB);
     assert_eq!(g.allocate_data(4096, 4096, ANY, &mut r).unwrap().start, Logical(32 * MIB));
     assert!(!g.remove_unpromised(&first), "it holds an extent");
     g.pin(a).unwrap();
@@ -211,8 +211,8 @@ fn read_only_and_removed_groups_do_not_count() {
     assert_eq!(g.empty_groups().len(), 1);
     assert!(g.remove_unpromised(&first) && !g.remove_unpromised(&first));
     assert!(g.find(Logical(16 * MIB)).is_none());
-    let pots = g.space().pots(SpaceKind::Data);
-    assert_eq!((pots.total, pots.used, pots.unusable), (MIB, 4096, 0));
+    let figures = g.space().figures(SpaceKind::Data);
+    assert_eq!((figures.total, figures.used, figures.unusable), (MIB, 4096, 0));
     assert!(g.add(group(32 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
     assert!(g.add(group(31 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
     let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
@@ -233,12 +233,12 @@ fn a_group_whose_space_was_promised_never_goes_out_of_service() {
     let mut promised = g.space().reserve(SpaceKind::Data, MIB + 4096).unwrap();
     assert!(!g.remove_unpromised(&second), "a sector of it was promised");
     assert!(!second.usage().read_only);
-    assert_eq!(g.space().pots(SpaceKind::Data).free(), 2 * MIB);
+    assert_eq!(g.space().figures(SpaceKind::Data).free(), 2 * MIB);
     drop(promised.split(4096));
     assert!(g.remove_unpromised(&second));
     assert_eq!(
-        g.space().pots(SpaceKind::Data),
-        Pots { total: MIB, reserved: MIB, ..Pots::default() }
+        g.space().figures(SpaceKind::Data),
+        Figures { total: MIB, reserved: MIB, ..Figures::default() }
     );
     let all = g.allocate_data(MIB, MIB, ANY, &mut promised).unwrap();
     assert_eq!((all.start, promised.bytes()), (Logical(16 * MIB), 0));
@@ -313,8 +313,8 @@ fn both_sources_say_the_same_and_superblock_copies_are_left_out() {
     ];
     assert_eq!(a.group.free_runs(), want);
     let g = groups(vec![a.group]);
-    let pots = g.space().pots(SpaceKind::Data);
-    assert_eq!((pots.used, pots.unusable), (77824, 65536));
+    let figures = g.space().figures(SpaceKind::Data);
+    assert_eq!((figures.used, figures.unusable), (77824, 65536));
 }
 
 #[test]
@@ -388,9 +388,9 @@ proptest! {
                 5 if n.is_multiple_of(4) => pinned.drain(..).for_each(|run| g.unpin(run)),
                 _ => {}
             }
-            let pots = g.space().pots(SpaceKind::Data);
-            prop_assert_eq!(pots.used, owned.iter().map(|r| r.len).sum::<u64>());
-            prop_assert_eq!(pots.pinned, pinned.iter().map(|r| r.len).sum::<u64>());
+            let figures = g.space().figures(SpaceKind::Data);
+            prop_assert_eq!(figures.used, owned.iter().map(|r| r.len).sum::<u64>());
+            prop_assert_eq!(figures.pinned, pinned.iter().map(|r| r.len).sum::<u64>());
         }
         let mut all: Vec<Run> = owned.into_iter().chain(pinned).collect();
         all.extend(g.all().iter().flat_map(|g| g.free_runs()));
@@ -448,5 +448,5 @@ fn threads_leave_nothing_behind() {
         assert_eq!(group.usage().free, 4 * MIB);
         assert!(g.remove_unpromised(group));
     }
-    assert_eq!(g.space().pots(SpaceKind::Metadata), Pots::default());
+    assert_eq!(g.space().figures(SpaceKind::Metadata), Figures::default());
 }

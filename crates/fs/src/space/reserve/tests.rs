@@ -26,7 +26,10 @@ fn pinned_is_not_free_and_drop_gives_back() {
     let s = space(100);
     let mut r = s.reserve(META, 60).unwrap();
     r.consume(50);
-    assert_eq!(s.pots(META), Pots { total: 100, used: 50, pinned: 0, reserved: 10, unusable: 0 });
+    assert_eq!(
+        s.figures(META),
+        Figures { total: 100, used: 50, pinned: 0, reserved: 10, unusable: 0 }
+    );
     drop(r);
     s.change(META, |p| (p.used, p.pinned) = (0, 50));
     assert!(s.try_reserve(META, 51).is_none());
@@ -50,11 +53,11 @@ fn only_metadata_overcommits_and_only_what_can_become_metadata() {
     s.change(SpaceKind::Data, |p| p.total = 100);
     s.set_overcommit(50);
     let r = s.try_reserve(META, 150).unwrap();
-    assert_eq!(s.pots(SpaceKind::Metadata).overcommitted(), 50);
+    assert_eq!(s.figures(SpaceKind::Metadata).overcommitted(), 50);
     assert!(s.try_reserve(META, 1).is_none());
     assert!(s.try_reserve(SpaceKind::Data, 101).is_none());
     drop(r);
-    assert_eq!(s.pots(SpaceKind::Metadata).overcommitted(), 0);
+    assert_eq!(s.figures(SpaceKind::Metadata).overcommitted(), 0);
     // Mixed: one account, but data is never promised space that is not there.
     let s = Space::new(true);
     s.change(META, |p| p.total = 100);
@@ -81,7 +84,7 @@ fn device_space_goes_to_others_only_as_far_as_it_is_not_promised() {
     assert!(s.try_reserve(META, 1).is_none());
     drop(waiting);
     assert!(!s.try_withdraw(META, 121) && s.try_withdraw(META, 20));
-    assert_eq!(s.pots(META).free(), 100);
+    assert_eq!(s.figures(META).free(), 100);
 }
 
 #[test]
@@ -97,15 +100,15 @@ fn the_global_reserve_is_for_the_commit_and_for_deletions() {
     let mut commit = s.empty(META);
     commit.consume(15);
     assert_eq!(s.global_reserve(), (40, 5));
-    assert_eq!(s.pots(META).used, 15);
+    assert_eq!(s.figures(META).used, 15);
     drop(deletion);
     assert_eq!(s.global_reserve(), (40, 25), "refilled before anybody else gets it");
     drop(rest);
     assert_eq!(s.global_reserve(), (40, 40));
     s.set_global_reserve(10);
-    assert_eq!((s.global_reserve(), s.pots(META).reserved), ((10, 10), 10));
+    assert_eq!((s.global_reserve(), s.figures(META).reserved), ((10, 10), 10));
     commit.restore(15);
-    assert_eq!((commit.bytes(), s.pots(META).used), (15, 0));
+    assert_eq!((commit.bytes(), s.figures(META).used), (15, 0));
 }
 
 #[test]
@@ -290,7 +293,7 @@ fn a_reclaimer_may_reserve_for_itself() {
     })));
     s.change(META, |p| p.pinned = 80);
     let r = s.reserve(META, 50).unwrap();
-    assert_eq!((r.bytes(), s.pots(META).pinned), (50, 0));
+    assert_eq!((r.bytes(), s.figures(META).pinned), (50, 0));
 }
 
 /// Waits for a condition that other threads bring about.
@@ -363,8 +366,8 @@ fn stress_ends_with_nothing_reserved() {
             // It does not wait for ever: our own ticket may have been served meanwhile, and then
             // all others wait for us.
             for _ in 0..10_000 {
-                let (pots, held) = (s.pots(META), s.reserved_by_operations(META));
-                if pots.pinned > 0 || pots.free().saturating_sub(held) >= bytes + 4 {
+                let (figures, held) = (s.figures(META), s.reserved_by_operations(META));
+                if figures.pinned > 0 || figures.free().saturating_sub(held) >= bytes + 4 {
                     break;
                 }
                 std::thread::yield_now();
@@ -386,10 +389,10 @@ fn stress_ends_with_nothing_reserved() {
                     let bytes = 1 + (x >> 33) % 24;
                     match s.reserve(META, bytes) {
                         Ok(mut r) => {
-                            let pots = s.pots(META);
+                            let figures = s.figures(META);
                             assert!(
-                                pots.used + pots.pinned + pots.reserved <= pots.total,
-                                "{pots:?}"
+                                figures.used + figures.pinned + figures.reserved <= figures.total,
+                                "{figures:?}"
                             );
                             if x.is_multiple_of(3) {
                                 r.consume(bytes / 2);
@@ -408,7 +411,7 @@ fn stress_ends_with_nothing_reserved() {
     });
     assert!(granted.into_inner() > 6000);
     assert_eq!(s.reserved_by_operations(META), 0);
-    assert_eq!(s.pots(META).used, 0);
+    assert_eq!(s.figures(META).used, 0);
     assert!(s.account(META).state.lock().queue.is_empty());
 }
 
@@ -452,7 +455,7 @@ proptest! {
                 }
                 _ => {}
             }
-            let p = s.pots(META);
+            let p = s.figures(META);
             prop_assert_eq!((p.used, p.pinned), (used, pinned));
             prop_assert_eq!(s.reserved_by_operations(META), held.iter().map(Reservation::bytes).sum::<u64>());
         }

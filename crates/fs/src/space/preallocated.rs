@@ -9,36 +9,36 @@ use larder_format::Logical;
 use parking_lot::Mutex;
 
 /// How many sets of preallocated blocks are kept, and how many addresses each has at most.
-const PURSES: usize = 4;
-const PURSE: usize = 32;
+const SETS: usize = 4;
+const SET_LEN: usize = 32;
 
 /// The sets of addresses.
 #[derive(Debug, Default)]
-pub(crate) struct Purses(Mutex<Vec<Vec<Logical>>>);
+pub(crate) struct PreallocatedBlocks(Mutex<Vec<Vec<Logical>>>);
 
 impl Allocator {
     /// Addresses that an operation did not need, if there are any.
-    pub(crate) fn take_purse(&self) -> Vec<Logical> {
-        self.purses.0.lock().pop().unwrap_or_default()
+    pub(crate) fn take_preallocated(&self) -> Vec<Logical> {
+        self.preallocated.0.lock().pop().unwrap_or_default()
     }
     /// Keeps addresses that an operation did not need for the next one. Only a few small sets are
     /// kept; the rest becomes free.
-    pub(crate) fn keep_purse(&self, mut purse: Vec<Logical>) {
+    pub(crate) fn keep_preallocated(&self, mut set: Vec<Logical>) {
         // Addresses are taken from the end, so the highest go back.
-        let mut surplus = purse.drain(..purse.len().saturating_sub(PURSE)).collect::<Vec<_>>();
-        let mut purses = self.purses.0.lock();
-        if purses.len() < PURSES && !purse.is_empty() {
-            purses.push(purse);
+        let mut surplus = set.drain(..set.len().saturating_sub(SET_LEN)).collect::<Vec<_>>();
+        let mut sets = self.preallocated.0.lock();
+        if sets.len() < SETS && !set.is_empty() {
+            sets.push(set);
         } else {
-            surplus.append(&mut purse);
+            surplus.append(&mut set);
         }
-        drop(purses);
+        drop(sets);
         self.give_addresses_back(surplus);
     }
     /// Gives all addresses back that operations did not need.
-    pub(crate) fn empty_purses(&self) {
-        let purses = std::mem::take(&mut *self.purses.0.lock());
-        purses.into_iter().for_each(|p| self.give_addresses_back(p));
+    pub(crate) fn give_back_preallocated(&self) {
+        let sets = std::mem::take(&mut *self.preallocated.0.lock());
+        sets.into_iter().for_each(|p| self.give_addresses_back(p));
     }
     fn give_addresses_back(&self, addresses: Vec<Logical>) {
         for at in addresses {

@@ -1,7 +1,7 @@
 //! Submitting delayed data: runs of dirty bytes become runs in flight.
 
 use super::dirty::MOST_MADE;
-use super::{Flight, overlaps};
+use super::{RunInFlight, overlaps};
 use crate::engine::{Core, Inode};
 use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering;
 
 /// A run of one file that has been submitted, with what was reserved for it.
 #[derive(Debug)]
-pub(crate) struct Departure {
+pub(crate) struct Submission {
     pub(crate) inode: Arc<Inode>,
-    pub(crate) flight: Arc<Flight>,
+    pub(crate) in_flight: Arc<RunInFlight>,
     pub(crate) space: Reservation,
     pub(crate) items: Option<Reservation>,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Limits {
     /// Bytes of sectors.
     pub(crate) bytes: u64,
     /// Runs in flight, each of one file.
-    pub(crate) flights: usize,
+    pub(crate) runs: usize,
 }
 
 /// Submits dirty runs of a file. Returns the bytes of their sectors. `requeue`: the caller has
@@ -39,15 +39,14 @@ pub(crate) struct Limits {
 ///
 /// A few runs are taken at a time, because a writer to the file waits for as long as its locks are
 /// held.
-pub(crate) fn depart(
+pub(crate) fn submit(
     core: &Core,
     inode: &Arc<Inode>,
     limits: Limits,
     requeue: bool,
-    out: &mut Vec<Departure>,
+    out: &mut Vec<Submission>,
 ) -> u64 {
-    let mut round =
-        Round { limits, stop: None, from: 0, around: false, span: 0, made: 0, flights: 0 };
+    let mut round = Round { limits, stop: None, from: 0, around: false, span: 0, made: 0, runs: 0 };
     while round.take_some(core, inode, requeue, out) {
         inode.data.let_writers_in();
     }
@@ -69,7 +68,7 @@ struct Round {
     /// What is written, and what of that has to be made whole, in bytes of whole sectors.
     span: u64,
     made: u64,
-    flights: usize,
+    runs: usize,
 }
 
 impl Round {
@@ -79,7 +78,7 @@ impl Round {
         core: &Core,
         inode: &Arc<Inode>,
         requeue: bool,
-        out: &mut Vec<Departure>,
+        out: &mut Vec<Submission>,
     ) -> bool {
         let (mut inner, size, flags) = inode.data.lock_with_size(inode);
         let inner = &mut *inner;
@@ -99,19 +98,19 @@ impl Round {
                 *self.stop.insert(self.from)
             }
         };
-        let (mut bytes, first) = (0, self.flights);
+        let (mut bytes, first) = (0, self.runs);
         let over = loop {
             if self.span >= self.limits.bytes
                 || self.made >= MOST_MADE
-                || self.flights >= self.limits.flights
+                || self.runs >= self.limits.runs
                 || self.around && stop > 0 && self.from >= stop
             {
                 break true;
             }
-            if self.flights - first >= AT_ONCE {
+            if self.runs - first >= AT_ONCE {
                 break false;
             }
-            let busy = |a, b| overlaps(&inner.flights, a, b);
+            let busy = |a, b| overlaps(&inner.in_flight, a, b);
             let Some(taken) = inner.dirty.take(&mut self.from, self.limits.bytes - self.span, busy)
             else {
                 if std::mem::replace(&mut self.around, true) {
@@ -123,7 +122,7 @@ impl Round {
             bytes += taken.bytes;
             self.span += taken.end - taken.start;
             self.made += taken.made;
-            self.flights += 1;
+            self.runs += 1;
             let inline = taken.start == 0
                 && inner.dirty.is_empty()
                 && crate::engine::inline::may_be_inline_somehow(core, size, flags);
@@ -132,8 +131,13 @@ impl Round {
                 Some(space) => space.split(need),
                 None => core.space.accounts.empty(SpaceKind::Data),
             };
-            let flight = inner.set_off(Flight { taken, size, inline });
-            out.push(Departure { inode: inode.clone(), flight, space, items: inner.items.take() });
+            let in_flight = inner.put_in_flight(RunInFlight { taken, size, inline });
+            out.push(Submission {
+                inode: inode.clone(),
+                in_flight,
+                space,
+                items: inner.items.take(),
+            });
         };
         core.data.change_segments(before.segments, inner.dirty.counts().segments);
         inner.stopped = if inner.dirty.is_empty() { 0 } else { self.from };

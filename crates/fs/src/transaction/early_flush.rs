@@ -28,12 +28,12 @@ pub(crate) const MOST: u64 = 64 << 20;
 pub(crate) struct Flushes {
     /// An early flush is wanted or under way: a writer needs to look no further.
     wanted: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<FlushState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FlushState {
     go: bool,
     stop: bool,
     /// How many early flushes have begun and ended.
@@ -44,14 +44,14 @@ struct State {
 
 impl Ground {
     /// Something was written that no flush covers yet.
-    pub(crate) fn flush_ahead(&self) {
+    pub(crate) fn flush_early(&self) {
         if self.much_unflushed() && !self.flushes.wanted.swap(true, Ordering::AcqRel) {
             self.flushes.state.lock().go = true;
             self.flushes.changed.notify_all();
         }
     }
     fn much_unflushed(&self) -> bool {
-        self.volume.unflushed() >= self.options.tuning.flush_ahead.unwrap_or(MOST)
+        self.volume.unflushed() >= self.options.tuning.early_flush_bytes.unwrap_or(MOST)
     }
 }
 
@@ -115,6 +115,6 @@ pub(crate) fn run(ground: &Ground) {
             return;
         }
         // What was written meanwhile may be enough for the next flush.
-        ground.flush_ahead();
+        ground.flush_early();
     }
 }
