@@ -33,8 +33,8 @@ fn walk<S: TreeSource>(source: &S, id: &S::Id, path: &[u8], out: &mut Tree) {
     // The kernel gives each subvolume a device of its own; the number is the same.
     facts.identity.0 = 0;
     if facts.identity.1 == 2 {
-        // The directory that a snapshot shows in the place of a subvolume is made up: its times mean
-        // nothing.
+        // The directory that a snapshot shows in the place of a subvolume is made up: its times
+        // mean nothing.
         for t in [&mut facts.atime, &mut facts.mtime, &mut facts.ctime] {
             *t = (0, 0);
         }
