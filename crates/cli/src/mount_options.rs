@@ -208,8 +208,8 @@ impl MountWishes {
             }
             "remount" => {
                 return Err(
-                    "mount(8) is the command for a remount: `mount -o remount,ro DIRECTORY` as root \
-                     (`mount -i -o …` where the mount helper is not installed)"
+                    "mount(8) is the command for a remount: `mount -o remount,ro DIRECTORY` as \
+                     root (`mount -i -o …` where the mount helper is not installed)"
                         .into(),
                 );
             }
