@@ -4,7 +4,7 @@
 //! was replaced may be left without a name, a whiteout may be made. All inodes concerned are locked
 //! in the common order, and then the names are looked up again. If two moves of directories to
 //! other directories met, they could make a loop of two directories inside each other. So such
-//! moves happen one after the other ([`super::InodeTable`]'s `moving`), and each checks the way up
+//! moves happen one after the other (`moving` in the table of inodes), and each checks the way up
 //! first.
 
 use super::create::{Nascent, check_takes_names, name_bytes};

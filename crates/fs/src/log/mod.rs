@@ -5,7 +5,7 @@
 //! no block group's `used`. Their generation is that of the transaction to which the log belongs,
 //! one above the superblock's.
 //!
-//! [`replay`] brings a log into the trees when a file system is opened:
+//! [`mod@replay`] brings a log into the trees when a file system is opened:
 //!
 //! | module | decision it hides |
 //! |---|---|
@@ -21,7 +21,7 @@
 //! transaction's superblock, the old superblock still has the log, and it is replayed again. A
 //! read-only file system keeps the transaction running and writes nothing.
 //!
-//! [`write`] says how logs are written.
+//! [`mod@write`] says how logs are written.
 
 mod extents;
 mod fsync;
