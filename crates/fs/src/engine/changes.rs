@@ -90,7 +90,9 @@ mod tests {
             }
             let ranges = c.take(NOW);
             prop_assert!(ranges.windows(2).all(|w| w[0].1 < w[1].0));
-            prop_assert_eq!(ranges.into_iter().flat_map(|(a, b)| a..b).collect::<std::collections::BTreeSet<_>>(), set);
+            let covered: std::collections::BTreeSet<_> =
+                ranges.into_iter().flat_map(|(a, b)| a..b).collect();
+            prop_assert_eq!(covered, set);
         }
     }
 }

@@ -523,7 +523,8 @@ impl Allocator {
         tracing::error!(?kind, %committing, reserved, ?figures, ?global, unallocated, "a commit \
             finds no space");
         for group in self.groups.all().iter().filter(|g| g.kind() == kind) {
-            tracing::error!(at = %group.run().start, created_in = %group.created_in(), usage = ?group.usage(), "block group");
+            let (at, made, usage) = (group.run().start, group.created_in(), group.usage());
+            tracing::error!(%at, created_in = %made, ?usage, "block group");
         }
     }
 

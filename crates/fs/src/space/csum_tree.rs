@@ -274,7 +274,10 @@ mod tests {
         #[test]
         fn items_match_a_map(
             wide in any::<bool>(),
-            ops in prop::collection::vec((0u8..3, 0u64..9000, 1u64..5000, any::<u64>(), any::<bool>()), 1..60),
+            ops in prop::collection::vec(
+                (0u8..3, 0u64..9000, 1u64..5000, any::<u64>(), any::<bool>()),
+                1..60,
+            ),
         ) {
             let csum = if wide { CsumType::Sha256 } else { CsumType::Crc32c };
             let mut t = MapTree::default();
@@ -296,8 +299,10 @@ mod tests {
                 check(&t, csum);
                 let (from, n) = (seed % 9000, 700);
                 let mut got = Vec::new();
-                read(&mut t, csum, run(from, n), &mut |at, s| got.push((at, s.map(<[u8]>::to_vec)))).unwrap();
-                let want: Vec<_> = (from..from + n).map(|i| (run(i, 1).start, model.get(&i).cloned())).collect();
+                let mut push = |at, s: Option<&[u8]>| got.push((at, s.map(<[u8]>::to_vec)));
+                read(&mut t, csum, run(from, n), &mut push).unwrap();
+                let want: Vec<_> = (from..from + n)
+                    .map(|i| (run(i, 1).start, model.get(&i).cloned())).collect();
                 prop_assert_eq!(got, want);
             }
             let stored: usize = t.0.values().map(Vec::len).sum();

@@ -259,7 +259,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn matches_a_vector_of_bits(ops in prop::collection::vec((0u8..4, 0usize..256, 1usize..40), 1..120)) {
+        fn matches_a_vector_of_bits(
+            ops in prop::collection::vec((0u8..4, 0usize..256, 1usize..40), 1..120)
+        ) {
             let mut f = FreeIndex::new();
             let mut bits = [false; 256];
             for (op, at, len) in ops {
@@ -280,11 +282,13 @@ mod tests {
                     _ => {
                         let longest = bits.split(|b| !b).map(<[bool]>::len).max().unwrap_or(0);
                         let min = 1 + len / 2;
-                        let got = f.allocate(len.max(min) as u64, min as u64, (op == 2).then_some(range.start));
+                        let got = f.allocate(len.max(min) as u64, min as u64,
+                            (op == 2).then_some(range.start));
                         match got {
                             None => prop_assert!(longest < min),
                             Some(r) => {
-                                prop_assert!(r.len == len.max(min) as u64 || r.len == longest as u64);
+                                let wanted = len.max(min);
+                                prop_assert!([wanted, longest].contains(&(r.len as usize)));
                                 let part = r.start.0 as usize..r.end().0 as usize;
                                 prop_assert!(bits[part.clone()].iter().all(|b| *b));
                                 bits[part].fill(false);

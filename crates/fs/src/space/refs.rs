@@ -518,7 +518,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn deltas_merge_as_in_a_map(changes in prop::collection::vec((0u64..40, -2i64..3), 0..200)) {
+        fn deltas_merge_as_in_a_map(
+            changes in prop::collection::vec((0u64..40, -2i64..3), 0..200)
+        ) {
             let mut d = DelayedRefs::new();
             let mut model = BTreeMap::new();
             for (n, delta) in changes {
@@ -533,7 +535,8 @@ mod tests {
             model.retain(|_, v| *v != 0);
             prop_assert_eq!(d.delta(A).total, model.values().sum::<i64>());
             if let Some(h) = d.get(A) {
-                prop_assert_eq!(h.refs().collect::<Vec<_>>(), model.into_iter().collect::<Vec<_>>());
+                prop_assert_eq!(h.refs().collect::<Vec<_>>(),
+                    model.into_iter().collect::<Vec<_>>());
             }
         }
     }

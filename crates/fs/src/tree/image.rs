@@ -297,7 +297,9 @@ mod tests {
         /// Any sequence of inserts, removals and resizes leaves the items that a list would have,
         /// without gaps.
         #[test]
-        fn leaf_edits_match_a_list(ops in prop::collection::vec((0u8..4, any::<u16>(), 0usize..300), 1..80)) {
+        fn leaf_edits_match_a_list(
+            ops in prop::collection::vec((0u8..4, any::<u16>(), 0usize..300), 1..80)
+        ) {
             let mut buf = empty(0);
             let mut model: Vec<(u64, Vec<u8>)> = Vec::new();
             for (op, at, size) in ops {

@@ -240,7 +240,8 @@ proptest! {
                     prop_assert_eq!(done.is_ok(), f.model.remove(&k).is_some());
                 }
                 Op::DeleteRun(k, n) => {
-                    let keys: Vec<Key> = f.model.range(key(k)..key(k.saturating_add(n))).map(|(k, _)| *k).collect();
+                    let range = key(k)..key(k.saturating_add(n));
+                    let keys: Vec<Key> = f.model.range(range).map(|(k, _)| *k).collect();
                     for k in keys {
                         f.tree.edit_growing(&mut f.source, &[k], 0, |e| e.delete(&k)).unwrap();
                         f.model.remove(&k);

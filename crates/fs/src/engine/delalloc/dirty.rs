@@ -618,9 +618,11 @@ mod tests {
                         dirty.settle();
                         let mut from = dirty.boundary(tick as u64 % 4 * 3 * SECTOR);
                         if let Some(t) = dirty.take(&mut from, 64 << 10, |a, _| a % 8192 == 0) {
-                            prop_assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0 && t.end == from);
+                            prop_assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0);
+                            prop_assert!(t.end == from);
                             prop_assert!(!t.start.is_multiple_of(8192));
-                            prop_assert_eq!(t.parts.iter().map(|(_, p)| p.len() as u64).sum::<u64>(), t.bytes);
+                            prop_assert_eq!(
+                                t.parts.iter().map(|(_, p)| p.len() as u64).sum::<u64>(), t.bytes);
                             let mut buf = vec![0; (t.end - t.start) as usize];
                             let mut gaps = Gaps::new(t.start, buf.len());
                             t.overlay(&mut buf, &mut gaps);
@@ -673,18 +675,22 @@ mod tests {
                 let first = model.iter().position(Option::is_some);
                 prop_assert_eq!(dirty.stretch(0).map(|s| s.0), first.map(|f| f as u64));
                 let from = tick * 7919 % LEN;
-                let next = model[from..].iter().position(Option::is_some).map(|f| (from + f) as u64);
+                let next = model[from..].iter().position(Option::is_some)
+                    .map(|f| (from + f) as u64);
                 prop_assert_eq!(dirty.first_from(from as u64), next);
                 let boundary = dirty.boundary(5 * SECTOR);
                 prop_assert!(boundary.is_multiple_of(SECTOR) && boundary <= 5 * SECTOR);
-                let crosses = |(s, seg): (u64, &Segment)| s < boundary && s + seg.buf.len() as u64 > boundary;
+                let crosses =
+                    |(s, seg): (u64, &Segment)| s < boundary && s + seg.buf.len() as u64 > boundary;
                 prop_assert!(!dirty.segs_from(0).any(crosses));
                 for (s, seg) in dirty.segs_from(0) {
-                    prop_assert!(!seg.buf.is_empty() && s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
+                    prop_assert!(!seg.buf.is_empty());
+                    prop_assert!(s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
                 }
             }
             dirty.cut(0, LEN as u64);
-            prop_assert!(dirty.is_empty() && dirty.footprint() == 0 && dirty.counts() == Counts::default());
+            prop_assert!(dirty.is_empty() && dirty.footprint() == 0);
+            prop_assert!(dirty.counts() == Counts::default());
         }
     }
 

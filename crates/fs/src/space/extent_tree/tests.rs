@@ -246,7 +246,10 @@ proptest! {
             for (slot, n, drop) in batch {
                 let at = A.plus(slot * 4096);
                 let kind =
-                    if slot % 2 == 0 { ExtentKind::Data } else { ExtentKind::TreeBlock { level: slot as u8 } };
+                    match slot % 2 {
+                        0 => ExtentKind::Data,
+                        _ => ExtentKind::TreeBlock { level: slot as u8 },
+                    };
                 let entry = model.entry(at).or_insert((kind, BTreeMap::new()));
                 // An extent that loses its last reference is pinned until the end of the batch.
                 let gone = delayed.get(at).is_some() && entry.1.is_empty();

@@ -169,7 +169,8 @@ proptest! {
             let (high, low) = thresholds(g.len);
             let runs = want.len() as u64;
             prop_assert!((info.bitmaps && runs >= low) || (!info.bitmaps && runs <= high));
-            let items = if info.bitmaps { g.len.div_ceil(BITMAP_RANGE) as usize } else { want.len() };
+            let items =
+                if info.bitmaps { g.len.div_ceil(BITMAP_RANGE) as usize } else { want.len() };
             prop_assert_eq!(t.0.len(), items + 1);
         }
         prop_assert_eq!(loaded(&mut t, g).unwrap(), runs_of(&bits));
@@ -187,7 +188,8 @@ proptest! {
     #[test]
     fn any_items_give_an_answer(
         items in prop::collection::vec(
-            (near(), 197u8..202, near(), prop::collection::vec(any::<u8>(), 0..300), any::<bool>()), 0..8),
+            (near(), 197u8..202, near(), prop::collection::vec(any::<u8>(), 0..300),
+                any::<bool>()), 0..8),
         count in 0u32..4,
         flags in 0u32..2,
         at in 0usize..4090,

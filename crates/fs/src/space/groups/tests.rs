@@ -366,7 +366,8 @@ proptest! {
             match op {
                 0 => {
                     let newest = Generation(1 + u64::from(n) % 2);
-                    let user = if n % 4 < 2 { ClusterUser::Running } else { ClusterUser::Committer };
+                    let user =
+                        if n % 4 < 2 { ClusterUser::Running } else { ClusterUser::Committer };
                     if let Ok(at) = g.allocate_block(user, newest, &mut r) {
                         prop_assert!(newest.0 == 2 || at.0 < 2 * MIB);
                         owned.push(run(at.0, 4096));

@@ -428,7 +428,8 @@ proptest! {
             match op {
                 0 | 1 => {
                     let reserved: u64 = held.iter().map(Reservation::bytes).sum();
-                    let room = 540u64.saturating_sub(used + pinned + reserved + s.global_reserve().1);
+                    let room = 540u64.saturating_sub(
+                        used + pinned + reserved + s.global_reserve().1);
                     let got = s.try_reserve(META, bytes);
                     prop_assert_eq!(got.is_some(), bytes <= room);
                     held.extend(got);
@@ -457,7 +458,8 @@ proptest! {
             }
             let p = s.figures(META);
             prop_assert_eq!((p.used, p.pinned), (used, pinned));
-            prop_assert_eq!(s.reserved_by_operations(META), held.iter().map(Reservation::bytes).sum::<u64>());
+            prop_assert_eq!(s.reserved_by_operations(META),
+                held.iter().map(Reservation::bytes).sum::<u64>());
         }
         drop(held);
         prop_assert_eq!(s.reserved_by_operations(META), 0);
