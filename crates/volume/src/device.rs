@@ -131,7 +131,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         u64::from(SECTOR_SIZE)
     }
 
-    /// Do writes and long reads go past the machine's page cache?
+    /// Do writes go past the machine's page cache?
     fn is_direct(&self) -> bool {
         false
     }

@@ -81,9 +81,6 @@ mod imp {
     const ARCH: TargetArch =
         if cfg!(target_arch = "x86_64") { TargetArch::x86_64 } else { TargetArch::aarch64 };
 
-    /// The same number on every architecture, and not in libc yet.
-    const SYS_CACHESTAT: c_long = 451;
-
     /// Needed whatever the arguments.
     const NEEDED: &[c_long] = &[
         // Devices, images, /dev/fuse, pipes and the mount helper's socket: what is open already.
@@ -104,7 +101,6 @@ mod imp {
         libc::SYS_fallocate,
         libc::SYS_ftruncate,
         libc::SYS_fadvise64,
-        SYS_CACHESTAT,
         libc::SYS_flock,
         libc::SYS_fstat,
         libc::SYS_statx,

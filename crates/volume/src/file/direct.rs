@@ -2,13 +2,13 @@
 //!
 //! What lies in the page cache of the machine is there twice for a mount: as the mounted file and
 //! as a part of the image. A write through it also holds the image's inode, so that a write that
-//! meets pages on their way to the disk keeps all others waiting. Direct transfers do neither.
+//! meets pages on their way to the disk keeps all others waiting. Direct writes do neither.
 //!
-//! Three things stay with the page cache, and the kernel keeps both ways coherent:
+//! Two things stay with the page cache, and the kernel keeps both ways coherent:
 //!
-//! - Reads of what it holds already: somebody else has read the image, or has just made it.
-//! - Short reads. What lies beside a node or a small file is read next, and the kernel reads ahead
-//!   for that. Contents of files are dropped from there behind the reader ([`super::passing`]).
+//! - Reads. The kernel reads ahead in larger pieces than a mount asks for, and what lies beside a
+//!   node or a small file is read next. Contents of files are dropped from there behind the reader
+//!   ([`super::passing`]).
 //! - A short write while no other is on its way. A single caller of `fsync` writes data, nodes and
 //!   a superblock one after another; past the page cache it would wait for the device each time,
 //!   and not only in the flush.
@@ -24,8 +24,6 @@ use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Reads from this length on go past the page cache.
-const LONG_READ: usize = 128 << 10;
 /// Writes up to this length go through it while no other is on its way.
 const SHORT_WRITE: u64 = 64 << 10;
 
@@ -33,11 +31,11 @@ const SHORT_WRITE: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Direct {
     file: File,
-    /// Short reads, and short writes, too.
+    /// Reads and short writes, too.
     all: bool,
     /// Writes that are on their way, whichever they take.
     writing: AtomicU32,
-    /// What short reads need no longer.
+    /// What reads need no longer.
     pub(super) passing: Passing,
     #[cfg(target_os = "linux")]
     rings: Option<Rings>,
@@ -68,17 +66,12 @@ impl Direct {
         })
     }
 
-    /// Does a read of this place go past the page cache? `file` is the descriptor that does not.
-    pub(super) fn reads(&self, file: &File, at: u64, len: usize) -> bool {
-        is_aligned(at, len) && (self.all || len >= LONG_READ && !os::is_cached(file, at, len))
+    /// Does a read of this place go past the page cache?
+    pub(super) fn reads(&self, at: u64, len: usize) -> bool {
+        self.all && is_aligned(at, len)
     }
 
-    /// Is the page cache rid of such a read when it is over?
-    pub(super) fn drops(&self, len: u64) -> bool {
-        !self.all && len < LONG_READ as u64
-    }
-
-    /// Do short transfers go through the page cache?
+    /// Do reads go through the page cache?
     pub(super) fn uses_cache(&self) -> bool {
         !self.all
     }

@@ -9,9 +9,9 @@
 //! when it is made, and ordinary flushes do not pay for it. A write never makes a file longer:
 //! writing past its end is an error, as on a disk.
 //!
-//! Whole blocks are written past the page cache where that can be done, and long reads go past it,
-//! too ([`Caching`]). The others (a label wiped with a few bytes, the tail of a file) go through a
-//! second, buffered descriptor of the same file. The kernel keeps both coherent.
+//! Whole blocks are written past the page cache where that can be done ([`Caching`]). Reads, and
+//! what is no whole block (a label wiped with a few bytes, the tail of a file), go through a second,
+//! buffered descriptor of the same file. The kernel keeps both coherent.
 
 mod aligned;
 #[cfg(target_os = "linux")]
@@ -36,7 +36,7 @@ pub use crate::lock::OpenMode;
 /// Whether transfers go through the machine's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Caching {
-    /// Writes and long reads do not, where the file system that the image lies on can do that.
+    /// Writes do not, where the file system that the image lies on can do that.
     #[default]
     Auto,
     /// None do; where that cannot be done, opening fails.
@@ -252,7 +252,7 @@ impl Device for FileDevice {
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
         self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof)?;
         let Some(direct) = &self.direct else { return os::read_exact_at(&self.file, buf, at.0) };
-        if direct.reads(&self.file, at.0, buf.len()) {
+        if direct.reads(at.0, buf.len()) {
             return direct.read(buf, at.0);
         }
         os::read_exact_at(&self.file, buf, at.0)?;
@@ -269,7 +269,7 @@ impl Device for FileDevice {
 
     fn passed(&self, at: Physical, len: u64) {
         if let Some(direct) = &self.direct
-            && direct.drops(len)
+            && direct.uses_cache()
         {
             direct.passing.note(at.0..at.0.saturating_add(len));
         }
@@ -610,27 +610,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn the_page_cache_is_asked_for_whole_ranges() {
-        let (_dir, path) = image(4 << 20);
-        let d = FileDevice::open(&path, OpenMode::Write).unwrap();
-        d.write_at(Physical(0), &pattern(4 << 20, 1)).unwrap();
-        d.flush().unwrap();
-        os::drop_cached(&d.file, 0..4 << 20);
-        if os::is_cached(&d.file, 0, 4096) {
-            println!("skipped: needs a file system whose pages can be dropped");
-            return;
-        }
-        let mut buf = vec![0; 1 << 20];
-        os::read_exact_at(&d.file, &mut buf, 0).unwrap();
-        let known = os::is_cached(&d.file, 0, 1 << 20);
-        assert!(!os::is_cached(&d.file, 3 << 20, 1 << 20), "more than was read");
-        if !known {
-            println!("skipped: needs Linux 6.5");
         }
     }
 }

@@ -56,28 +56,6 @@ pub(super) fn read_cached_at(_: &File, _: &mut [u8], _: u64) -> bool {
     false
 }
 
-/// Does the page cache hold all of this range? False where the system cannot say.
-#[cfg(target_os = "linux")]
-pub(super) fn is_cached(file: &File, at: u64, len: usize) -> bool {
-    use std::os::fd::AsRawFd;
-    /// The same number on every architecture, and not in libc yet.
-    const SYS_CACHESTAT: libc::c_long = 451;
-    /// Cached, dirty, under write-back, evicted, recently evicted; in pages.
-    type Pages = [u64; 5];
-    let range: [u64; 2] = [at, len as u64];
-    let mut pages: Pages = [0; 5];
-    // SAFETY: the system call reads `range` and writes `pages`, which have the layouts that it
-    // expects, and keeps neither; the descriptor is open as long as `file`.
-    let done = unsafe {
-        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0u32)
-    };
-    done == 0 && pages[0].saturating_mul(rustix::param::page_size() as u64) >= len as u64
-}
-#[cfg(not(target_os = "linux"))]
-pub(super) fn is_cached(_: &File, _: u64, _: usize) -> bool {
-    false
-}
-
 /// Drops clean pages of this range that are not in use from the page cache.
 #[cfg(target_os = "linux")]
 pub(super) fn drop_cached(file: &File, range: Range<u64>) {
