@@ -10,8 +10,8 @@
 //! writing past its end is an error, as on a disk.
 //!
 //! Whole blocks are written past the page cache where that can be done ([`Caching`]). Reads, and
-//! what is no whole block (a label wiped with a few bytes, the tail of a file), go through a second,
-//! buffered descriptor of the same file. The kernel keeps both coherent.
+//! what is no whole block (a label wiped with a few bytes, the tail of a file), go through a
+//! second, buffered descriptor of the same file. The kernel keeps both coherent.
 
 mod aligned;
 #[cfg(target_os = "linux")]

@@ -1,9 +1,9 @@
 //! Data that passes through the page cache once.
 //!
 //! Reads go through the page cache for the sake of its read-ahead: it asks the device for megabytes
-//! at a time, and the files of a directory mostly lie behind each other. Behind the reader the pages
-//! are of no use any more, because a mount has the contents of the file in the page cache as well,
-//! and a command reads each file once.
+//! at a time, and the files of a directory mostly lie behind each other. Behind the reader the
+//! pages are of no use any more, because a mount has the contents of the file in the page cache as
+//! well, and a command reads each file once.
 //!
 //! So reads that lie near each other are joined to runs, and what a run has passed is dropped. A
 //! mount reads several pieces of a file at once and in any order, so the last [`BEHIND`] bytes of a
