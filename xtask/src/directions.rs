@@ -22,7 +22,9 @@ const CRATES: &[(&str, &[&str])] = &[
     ("check", &["format", "volume", "codec"]),
     ("fs", &["format", "volume", "codec"]),
     ("fuse", &["format", "fs"]),
-    ("cli", &["format", "volume", "fs", "fuse", "check", "restore"]),
+    ("sources", &["format", "volume", "codec", "fs"]),
+    ("build", &["format", "volume", "codec", "fs", "sources"]),
+    ("cli", &["format", "volume", "fs", "fuse", "check", "restore", "sources", "build"]),
 ];
 const FOR_TESTS: &[&str] = &["simtest", "bench", "xtask"];
 
