@@ -6,9 +6,11 @@
 //! calls `fsync`: one of `pgbench` changes a row in three tables and adds one to a fourth, and
 //! finds them by way of their indices; seven reads to three writes is what comes of it. Pages are
 //! at random places of one file, which all clients share as backends share a segment of a table, so
-//! that their calls of `fsync` meet in one inode. The file was preallocated and then written to its
-//! end before anything is measured, as a table is that has been in use: each write is one over old
-//! data, the case that copy-on-write likes least.
+//! that their calls of `fsync` meet in one inode; or of several files, as a table of many segments
+//! has them. A transaction writes one of these, and reads any. (On FUSE the kernel lets only one
+//! `fsync` or write of an inode through at a time, so the two differ.) Each file was preallocated
+//! and then written to its end before anything is measured, as a table is that has been in use:
+//! each write is one over old data, the case that copy-on-write likes least.
 //!
 //! fio is not used: with reads and writes mixed, its `--fsync=4` also calls `fsync` behind each
 //! read that follows a fourth write, up to the next write. Of five calls three or four were such,
@@ -38,7 +40,6 @@ use std::time::{Duration, Instant};
 
 /// Numbers of clients, where nobody says another.
 pub(crate) const CLIENTS: [u64; 3] = [1, 16, 64];
-const TABLE: &str = "table";
 const PAGE: usize = 8 << 10;
 /// Of a transaction.
 const READS: u64 = 9;
@@ -50,9 +51,18 @@ pub(crate) struct Database {
     root: PathBuf,
     #[arg(long)]
     clients: u64,
+    #[arg(long)]
+    files: u64,
     /// For so long.
     #[arg(long)]
     seconds: u64,
+}
+
+/// How many clients work on how many files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) clients: u64,
+    pub(crate) files: u64,
 }
 
 /// What was done, as one process tells the other.
@@ -66,27 +76,40 @@ struct Done {
 
 impl Database {
     pub(crate) fn run(self) -> Result<()> {
-        let done = work(&self.root, self.clients, Duration::from_secs(self.seconds))?;
+        let shape = Shape { clients: self.clients, files: self.files };
+        let done = work(&self.root, shape, Duration::from_secs(self.seconds))?;
         println!("{}", serde_json::to_string(&done)?);
         Ok(())
     }
 }
 
-/// What the step with so many clients is called.
-pub(crate) fn step(clients: u64) -> Cow<'static, str> {
-    let plural = if clients == 1 { "" } else { "s" };
-    format!("database, {clients} client{plural}").into()
+/// What the step of this shape is called.
+pub(crate) fn step(shape: Shape) -> Cow<'static, str> {
+    let plural = if shape.clients == 1 { "" } else { "s" };
+    let files = if shape.files == 1 { String::new() } else { format!(", {} files", shape.files) };
+    format!("database, {} client{plural}{files}", shape.clients).into()
+}
+
+fn segment(root: &Path, n: u64) -> PathBuf {
+    root.join(format!("table.{n}"))
 }
 
 /// Makes the table: preallocated, then written with `block` again and again.
-pub(crate) fn fill(root: &Path, mib: u64, block: &[u8]) -> Result<()> {
-    let mut file = File::create(root.join(TABLE))?;
+pub(crate) fn fill(root: &Path, mib: u64, files: u64, block: &[u8]) -> Result<()> {
+    for n in 0..files {
+        fill_segment(&segment(root, n), (mib << 20) / files, block)?;
+    }
+    Ok(())
+}
+
+fn fill_segment(path: &Path, bytes: u64, block: &[u8]) -> Result<()> {
+    let mut file = File::create(path)?;
     // Where it cannot be done (the ceiling keeps no data), being written is all there is.
-    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mib << 20) {
+    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
         Err(e) => return Err(e).context("preallocating the table"),
     }
-    let mut left = mib << 20;
+    let mut left = bytes;
     while left > 0 {
         interrupt::check()?;
         let part = usize::try_from(left)?.min(block.len());
@@ -100,11 +123,15 @@ pub(crate) fn fill(root: &Path, mib: u64, block: &[u8]) -> Result<()> {
 pub(crate) fn database(
     mut command: Command,
     root: &Path,
-    clients: u64,
+    shape: Shape,
     seconds: u64,
 ) -> Result<Said> {
-    let args = ["database", "--clients", &clients.to_string(), "--seconds", &seconds.to_string()];
-    let out = command.args(args).arg(root).output()?;
+    let numbers = [shape.clients, shape.files, seconds].map(|n| n.to_string());
+    command.arg("database").arg(root);
+    for (option, number) in ["--clients", "--files", "--seconds"].into_iter().zip(numbers) {
+        command.args([option, &number]);
+    }
+    let out = command.output()?;
     ensure!(out.status.success(), "the database: {}", String::from_utf8_lossy(&out.stderr).trim());
     let done: Done = serde_json::from_slice(&out.stdout).context("what it says")?;
     Ok(done.said())
@@ -117,16 +144,17 @@ impl Done {
     }
 }
 
-fn work(root: &Path, clients: u64, time: Duration) -> Result<Done> {
-    let table = File::options().read(true).write(true).open(root.join(TABLE))?;
-    let pages = table.metadata()?.len() / PAGE as u64;
+fn work(root: &Path, shape: Shape, time: Duration) -> Result<Done> {
+    let open = |n| File::options().read(true).write(true).open(segment(root, n));
+    let table = (0..shape.files).map(open).collect::<Result<Vec<_>, _>>()?;
+    let pages = table[0].metadata()?.len() / PAGE as u64;
     ensure!(pages > 0, "the table has no page");
     let start = Instant::now();
     let mut calls = std::thread::scope(|threads| {
-        let working: Vec<_> = (0..clients)
+        let working: Vec<_> = (0..shape.clients)
             .map(|n| {
-                let table = &table;
-                threads.spawn(move || client(table, pages, n, start, time))
+                let client = Client { table: &table, pages, seed: seed(n) };
+                threads.spawn(move || client.run(start, time))
             })
             .collect();
         let mut calls = Vec::new();
@@ -141,38 +169,59 @@ fn work(root: &Path, clients: u64, time: Duration) -> Result<Done> {
     Ok(Done { seconds, transactions: calls.len() as u64, p99_ms: p99.as_secs_f64() * 1e3 })
 }
 
-/// Makes transactions until the time is over, at least one. How long their calls of `fsync` took.
-fn client(
-    table: &File,
+/// Not 0, and another for each client; the same in each run.
+fn seed(client: u64) -> u64 {
+    (client + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// One client, and the state of its random numbers.
+struct Client<'a> {
+    table: &'a [File],
+    /// Of each file.
     pages: u64,
-    n: u64,
-    start: Instant,
-    time: Duration,
-) -> Result<Vec<Duration>> {
-    // Not 0, and another for each client; the same in each run.
-    let mut seed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut place = || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % pages * PAGE as u64
-    };
-    let mut page = vec![0; PAGE];
-    let mut calls = Vec::new();
-    while calls.is_empty() || start.elapsed() < time {
-        for _ in 0..READS {
-            table.read_exact_at(&mut page, place())?;
+    seed: u64,
+}
+
+impl<'a> Client<'a> {
+    /// Makes transactions until the time is over, at least one. How long their calls of `fsync`
+    /// took.
+    fn run(mut self, start: Instant, time: Duration) -> Result<Vec<Duration>> {
+        let mut page = vec![0; PAGE];
+        let mut calls = Vec::new();
+        while calls.is_empty() || start.elapsed() < time {
+            for _ in 0..READS {
+                self.file().read_exact_at(&mut page, self.place())?;
+            }
+            let file = self.file();
+            for _ in 0..WRITES {
+                let at = self.place();
+                page[..8].copy_from_slice(&at.wrapping_add(calls.len() as u64).to_le_bytes());
+                file.write_all_at(&page, at)?;
+            }
+            let begin = Instant::now();
+            file.sync_all()?;
+            calls.push(begin.elapsed());
         }
-        for _ in 0..WRITES {
-            let at = place();
-            page[..8].copy_from_slice(&at.wrapping_add(calls.len() as u64).to_le_bytes());
-            table.write_all_at(&page, at)?;
-        }
-        let begin = Instant::now();
-        table.sync_all()?;
-        calls.push(begin.elapsed());
+        Ok(calls)
     }
-    Ok(calls)
+
+    fn random(&mut self) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed
+    }
+
+    fn file(&mut self) -> &'a File {
+        // Of a table in one file, the numbers are all for its pages.
+        let n = if self.table.len() == 1 { 0 } else { self.random() % self.table.len() as u64 };
+        &self.table[n as usize]
+    }
+
+    /// The offset of a page.
+    fn place(&mut self) -> u64 {
+        self.random() % self.pages * PAGE as u64
+    }
 }
 
 #[cfg(test)]
@@ -181,15 +230,18 @@ mod tests {
 
     #[test]
     fn clients_work_on_a_table_that_keeps_its_length() {
-        let dir = tempfile::tempdir().unwrap();
-        let length = || std::fs::metadata(dir.path().join(TABLE)).unwrap().len();
-        fill(dir.path(), 2, &[7; 3 << 19]).unwrap();
-        assert!(std::fs::read(dir.path().join(TABLE)).unwrap().iter().all(|b| *b == 7));
-        assert_eq!(length(), 2 << 20);
-        let done = work(dir.path(), 3, Duration::ZERO).unwrap();
-        assert_eq!(done.transactions, 3, "one for each client");
-        assert!(done.p99_ms > 0.0 && done.seconds > 0.0);
-        assert_eq!(length(), 2 << 20);
+        for files in [1, 2] {
+            let dir = tempfile::tempdir().unwrap();
+            let length = || std::fs::metadata(segment(dir.path(), files - 1)).unwrap().len();
+            fill(dir.path(), 2, files, &[7; 3 << 19]).unwrap();
+            let filled = std::fs::read(segment(dir.path(), 0)).unwrap();
+            assert!(filled.iter().all(|b| *b == 7));
+            assert_eq!(length(), (2 << 20) / files);
+            let done = work(dir.path(), Shape { clients: 3, files }, Duration::ZERO).unwrap();
+            assert_eq!(done.transactions, 3, "one for each client");
+            assert!(done.p99_ms > 0.0 && done.seconds > 0.0);
+            assert_eq!(length(), (2 << 20) / files);
+        }
     }
 
     #[test]
@@ -197,7 +249,7 @@ mod tests {
         let said = Done { seconds: 2.0, transactions: 500, p99_ms: 4.0 }.said();
         assert!((said.seconds - 4.0).abs() < 1e-9 && (said.latency_ms - 4.0).abs() < 1e-9);
         assert_eq!(said.fsyncs, 500);
-        assert_eq!(step(1), "database, 1 client");
-        assert_eq!(step(16), "database, 16 clients");
+        assert_eq!(step(Shape { clients: 1, files: 1 }), "database, 1 client");
+        assert_eq!(step(Shape { clients: 16, files: 4 }), "database, 16 clients, 4 files");
     }
 }

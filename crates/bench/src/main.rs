@@ -126,12 +126,15 @@ pub(crate) struct Run {
     /// Files of the subvolume that snapshots are made of.
     #[arg(long, default_value_t = 100_000)]
     pub(crate) files: u64,
-    /// MiB of the database's file.
+    /// MiB of the database.
     #[arg(long, default_value_t = 2048)]
     pub(crate) database_mib: u64,
     /// Numbers of the database's clients.
     #[arg(long, value_delimiter = ',', default_values_t = database::CLIENTS)]
     pub(crate) database_clients: Vec<u64>,
+    /// Numbers of files that the database lies in.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16])]
+    pub(crate) database_files: Vec<u64>,
     /// Seconds that the database's clients work.
     #[arg(long, default_value_t = 20)]
     pub(crate) database_seconds: u64,
@@ -196,6 +199,9 @@ fn settle(mut run: Run) -> Result<Run> {
     if run.database_clients.contains(&0) {
         bail!("--database-clients 0: at least one client is needed");
     }
+    if run.database_files.contains(&0) {
+        bail!("--database-files 0: at least one file is needed");
+    }
     if run.image_mib.is_none() {
         let disk = rustix::fs::statvfs(&run.dir).with_context(|| run.dir.display().to_string())?;
         let free_mib = disk.f_bavail.saturating_mul(disk.f_frsize) >> 20;
@@ -229,6 +235,16 @@ fn settle(mut run: Run) -> Result<Run> {
 impl Run {
     pub(crate) fn image_mib(&self) -> u64 {
         self.image_mib.unwrap_or_default()
+    }
+    /// Each number of clients with each number of files; more files than clients tell nothing new.
+    pub(crate) fn database_shapes(&self) -> Vec<database::Shape> {
+        let of = |clients| {
+            let files = self.database_files.iter().copied();
+            files
+                .filter(move |n| *n <= clients)
+                .map(move |files| database::Shape { clients, files })
+        };
+        self.database_clients.iter().copied().flat_map(of).collect()
     }
     pub(crate) fn stream_mib(&self) -> u64 {
         self.stream_mib.unwrap_or_default()

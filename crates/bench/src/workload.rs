@@ -207,21 +207,17 @@ impl Bench<'_> {
         Ok(done)
     }
 
-    /// Each number of clients on an image of its own.
+    /// Each number of clients and of files on an image of its own.
     fn database(&self) -> Result<Vec<Step>> {
         let (mib, seconds) = (self.run.database_mib, self.run.database_seconds);
         let mut done = Vec::new();
-        for clients in self.run.database_clients.iter().copied() {
+        for shape in self.run.database_shapes() {
             let mut session = self.session(Workload::Database.is_limited())?;
-            session.aside(|m| database::fill(m, mib, &block()))?;
+            session.aside(|m| database::fill(m, mib, shape.files, &block()))?;
             session.said(false, &mut |m, image| {
-                let said = database::database(
-                    image.command(std::env::current_exe()?),
-                    m,
-                    clients,
-                    seconds,
-                )?;
-                Ok(vec![(database::step(clients), said)])
+                let command = image.command(std::env::current_exe()?);
+                let said = database::database(command, m, shape, seconds)?;
+                Ok(vec![(database::step(shape), said)])
             })?;
             done.extend(session.finish()?);
         }
