@@ -46,7 +46,7 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         if root
             || state.deleted
             || state.item.nlink.get() > 0
-            || inode.subvol.inodes.is_held(inode.id.ino)
+            || inode.subvol.inodes.is_held(inode.object())
         {
             return Ok(());
         }

@@ -7,9 +7,10 @@
 //! subvolumes holds `Core::subvol_tree`. So a subvolume cannot be deleted while another one is made
 //! in it, or be moved into itself.
 
-use super::create::{Nascent, check_new, check_takes_names, name_bytes};
+use super::allowed::{check_not_fixed, check_takes_names};
+use super::create::{Nascent, check_new};
 use super::draft::{Draft, prepare, write_changes};
-use super::names::{self, Name, Target, check_name, check_new_name};
+use super::names::{self, Name, Target, check_name, check_new_name, name_bytes};
 use super::{Inode, attr, dir, lock_all};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, may_wait};
 use crate::engine::{Core, Subvolume};
@@ -230,7 +231,7 @@ pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> 
     if which == Deletes::Empty && !dir::is_empty(&child.version(core), &top)? {
         return Err(Error::NotEmpty);
     }
-    attr::check_not_fixed(&dir)?;
+    check_not_fixed(&dir)?;
     // Entries of subvolumes change only under `subvol_tree`, so this one is still there.
     let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
     let prepared = prepare(core, &dir.subvol, true, |d| names::remove_entry_at(d, at, index))?;
