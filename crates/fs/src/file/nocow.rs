@@ -203,25 +203,11 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         let core = handles.core;
         handles.get()?;
         let extents = inode.data.lock_extents();
-        let version = inode.subvol.version(core);
-        let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
-        drop(version);
-        let here = extent.as_ref().filter(|e| e.start <= at);
-        let stop = here.map_or_else(|| extent.as_ref().map_or(end, |e| e.start), |e| e.end);
-        let mut stop = stop.min(end);
-        let run = match here {
-            Some(extent) => {
-                let bounded = stop.min(at + PER_HANDLE);
-                let run = place(core, inode, extent, &(at..bounded))?;
-                stop = if run.is_some() { bounded } else { stop };
-                run.map(|run| (run, extent))
-            }
-            None => None,
-        };
+        let (found, stop) = stretch(core, inode, at..end)?;
         let range = at - start..stop - start;
-        match run {
-            Some((run, extent)) => {
-                write_run(handles, item, extent, at..stop, run)?;
+        match found {
+            Some((extent, run)) => {
+                write_run(handles, item, &extent, at..stop, run)?;
                 // No item shows the change, but an `fsync` has to flush it.
                 inode.state.lock().changed_in(handles.get_same().generation());
                 written += run.len;
@@ -242,6 +228,26 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         drop(extents);
     }
     Ok(left)
+}
+
+/// What lies at the beginning of a range: an extent and the place in it, if that may be written in
+/// place. Also where that ends.
+fn stretch(core: &Core, inode: &Inode, range: Range<u64>) -> Result<(Option<(Extent, Run)>, u64)> {
+    let Range { start: at, end } = range;
+    let version = inode.subvol.version(core);
+    let Some(extent) = ExtentCursor::new(&version, inode.object(), at)?.next()? else {
+        return Ok((None, end));
+    };
+    drop(version);
+    if extent.start > at {
+        return Ok((None, extent.start.min(end)));
+    }
+    let stop = extent.end.min(end);
+    let bounded = stop.min(at + PER_HANDLE);
+    Ok(match place(core, inode, &extent, &(at..bounded))? {
+        Some(run) => (Some((extent, run)), bounded),
+        None => (None, stop),
+    })
 }
 
 /// Writes these sectors of a run in flight to where they belong, and turns preallocated space into

@@ -9,9 +9,9 @@
 //!
 //! **Progress.** A batch that is alone always passes, whatever it needs. What one batch needs is
 //! bounded where batches are made up (`file_data::dirty::MOST_MADE`, `compress::batch`). A waiter
-//! for the pool holds no transaction handle and no lock that write-back takes. A batch that has been
-//! let in waits for the device and for commits only, so it comes to its end and lets the next one
-//! in.
+//! for the pool holds no transaction handle and no lock that write-back takes. A batch that has
+//! been let in waits for the device and for commits only, so it comes to its end and lets the next
+//! one in.
 
 use parking_lot::{Condvar, Mutex};
 
