@@ -611,104 +611,131 @@ mod tests {
         ]
     }
 
+    const LEN: usize = (WINDOW + 400_000) as usize;
+
+    /// What is dirty, and what should be, byte by byte.
+    struct Both {
+        dirty: Dirty,
+        buffers: Buffers,
+        model: Vec<Option<u8>>,
+    }
+
+    impl Both {
+        fn apply(&mut self, op: Op, tick: usize) {
+            let mark = tick as u8 + 1;
+            match op {
+                Op::Write(at, len) => {
+                    let data: Vec<u8> = (0..len).map(|i| mark ^ (i as u8)).collect();
+                    self.dirty.write(at, &data, Tick(tick as u64), &self.buffers);
+                    for (i, b) in data.iter().enumerate() {
+                        self.model[at as usize + i] = Some(*b);
+                    }
+                }
+                Op::Cut(a, b) => {
+                    self.dirty.cut(a..b);
+                    self.model[a as usize..b as usize].fill(None);
+                }
+                Op::Take => self.take(tick as u64 % 4 * 3 * SECTOR),
+            }
+        }
+        fn take(&mut self, from: u64) {
+            self.dirty.settle();
+            let mut from = self.dirty.boundary(from);
+            let taken = self.dirty.take(&mut from, 64 << 10, |r| r.start % 8192 == 0);
+            let Some(t) = taken else { return };
+            assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0);
+            assert_eq!(t.end, from);
+            assert!(!t.start.is_multiple_of(8192));
+            assert_eq!(t.parts.iter().map(|(_, p)| p.len() as u64).sum::<u64>(), t.bytes);
+            let mut buf = vec![0; index(t.span())];
+            let mut gaps = Gaps::new(t.start, buf.len());
+            t.overlay(&mut buf, &mut gaps);
+            for (i, b) in buf.iter().enumerate() {
+                let at = t.start + i as u64;
+                let left = gaps.left().iter().any(|gap| gap.contains(&at));
+                assert_eq!(self.model[at as usize].take(), (!left).then_some(*b));
+            }
+            // The buffers' old bytes must not come back.
+            self.buffers.give_back(t.parts.into_iter().map(|(_, buf)| buf), 3);
+        }
+        fn held(&self) -> u64 {
+            self.model.iter().filter(|b| b.is_some()).count() as u64
+        }
+        /// Brings some blocks to their places, or all of them, and looks at the sums.
+        fn check_sums(&mut self, tick: usize) {
+            let (held, dirty) = (self.held(), &mut self.dirty);
+            // Until it is settled, blocks may be counted twice.
+            assert!(dirty.counts().bytes >= held && dirty.footprint() >= held);
+            assert_eq!(dirty.is_empty(), held == 0);
+            let (oldest, told) = (dirty.oldest(), dirty.counts());
+            if !tick.is_multiple_of(3) {
+                let before = dirty.recent.len();
+                let more = dirty.sort_in_some(tick % 3);
+                let left = before.saturating_sub(tick % 3);
+                assert_eq!((dirty.recent.len(), more), (left, left > 0));
+                assert_eq!((dirty.oldest(), dirty.counts()), (oldest, told));
+                return;
+            }
+            if !tick.is_multiple_of(2) {
+                dirty.sort_in();
+                assert_eq!(dirty.counts(), told);
+            } else {
+                dirty.settle();
+                assert_eq!(dirty.counts().bytes, held);
+                let memory: u64 = dirty.segs_from(0).map(|(_, s)| s.memory()).sum();
+                assert_eq!(dirty.counts().memory, memory);
+                assert_eq!(dirty.counts().segments, dirty.segs_from(0).count() as u64);
+            }
+            assert!(dirty.footprint() >= held);
+            assert_eq!(oldest, dirty.segs_from(0).map(|(_, s)| s.age).min());
+            assert_eq!(dirty.ages.len(), dirty.windows.len());
+        }
+        /// Looks at the bytes. All blocks are in their places.
+        fn check_bytes(&self, from: usize) {
+            let Self { dirty, model, .. } = self;
+            let mut buf = vec![0; LEN];
+            let mut gaps = Gaps::new(0, LEN);
+            dirty.overlay(&mut buf, &mut gaps);
+            let mut covered = vec![true; LEN];
+            for gap in gaps.left() {
+                covered[gap.start as usize..gap.end as usize].fill(false);
+            }
+            for i in 0..LEN {
+                assert_eq!(model[i], covered[i].then_some(buf[i]), "byte {i}");
+            }
+            let next = |from: usize| {
+                model[from..].iter().position(Option::is_some).map(|f| (from + f) as u64)
+            };
+            assert_eq!(dirty.stretch(0).map(|s| s.start), next(0));
+            assert_eq!(dirty.first_from(from as u64), next(from));
+            let boundary = dirty.boundary(5 * SECTOR);
+            assert!(boundary.is_multiple_of(SECTOR) && boundary <= 5 * SECTOR);
+            let crosses =
+                |(s, seg): (u64, &Segment)| s < boundary && s + seg.buf.len() as u64 > boundary;
+            assert!(!dirty.segs_from(0).any(crosses));
+            for (s, seg) in dirty.segs_from(0) {
+                assert!(!seg.buf.is_empty());
+                assert!(s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
         #[test]
         fn segments_match_bytes(ops in prop::collection::vec(op(), 1..40)) {
-            const LEN: usize = (WINDOW + 400_000) as usize;
-            let (mut dirty, buffers) = (Dirty::default(), Buffers::default());
-            let mut model: Vec<Option<u8>> = vec![None; LEN];
+            let (dirty, buffers) = (Dirty::default(), Buffers::default());
+            let mut both = Both { dirty, buffers, model: vec![None; LEN] };
             for (tick, op) in ops.into_iter().enumerate() {
-                let mark = tick as u8 + 1;
-                match op {
-                    Op::Write(at, len) => {
-                        let data: Vec<u8> = (0..len).map(|i| mark ^ (i as u8)).collect();
-                        dirty.write(at, &data, Tick(tick as u64), &buffers);
-                        for (i, b) in data.iter().enumerate() {
-                            model[at as usize + i] = Some(*b);
-                        }
-                    }
-                    Op::Cut(a, b) => {
-                        dirty.cut(a..b);
-                        model[a as usize..b as usize].fill(None);
-                    }
-                    Op::Take => {
-                        dirty.settle();
-                        let mut from = dirty.boundary(tick as u64 % 4 * 3 * SECTOR);
-                        if let Some(t) = dirty.take(&mut from, 64 << 10, |r| r.start % 8192 == 0) {
-                            prop_assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0);
-                            prop_assert!(t.end == from);
-                            prop_assert!(!t.start.is_multiple_of(8192));
-                            prop_assert_eq!(
-                                t.parts.iter().map(|(_, p)| p.len() as u64).sum::<u64>(), t.bytes);
-                            let mut buf = vec![0; (t.end - t.start) as usize];
-                            let mut gaps = Gaps::new(t.start, buf.len());
-                            t.overlay(&mut buf, &mut gaps);
-                            for (i, b) in buf.iter().enumerate() {
-                                let at = t.start + i as u64;
-                                let left = gaps.left().iter().any(|gap| gap.contains(&at));
-                                prop_assert_eq!(model[at as usize].take(), (!left).then_some(*b));
-                            }
-                            // The buffers' old bytes must not come back.
-                            buffers.give_back(t.parts.into_iter().map(|(_, buf)| buf), 3);
-                        }
-                    }
-                }
-                let held = model.iter().filter(|b| b.is_some()).count() as u64;
-                // Until it is settled, blocks may be counted twice.
-                prop_assert!(dirty.counts().bytes >= held && dirty.footprint() >= held);
-                prop_assert_eq!(dirty.is_empty(), held == 0);
-                let (oldest, told) = (dirty.oldest(), dirty.counts());
-                if tick % 3 > 0 {
-                    let before = dirty.recent.len();
-                    let more = dirty.sort_in_some(tick % 3);
-                    let left = before.saturating_sub(tick % 3);
-                    prop_assert_eq!((dirty.recent.len(), more), (left, left > 0));
-                    prop_assert_eq!((dirty.oldest(), dirty.counts()), (oldest, told));
-                    continue;
-                }
-                if tick % 2 > 0 {
-                    dirty.sort_in();
-                    prop_assert_eq!(dirty.counts(), told);
-                } else {
-                    dirty.settle();
-                    prop_assert_eq!(dirty.counts().bytes, held);
-                    let memory: u64 = dirty.segs_from(0).map(|(_, s)| s.memory()).sum();
-                    prop_assert_eq!(dirty.counts().memory, memory);
-                    prop_assert_eq!(dirty.counts().segments, dirty.segs_from(0).count() as u64);
-                }
-                prop_assert!(dirty.footprint() >= held);
-                prop_assert_eq!(oldest, dirty.segs_from(0).map(|(_, s)| s.age).min());
-                prop_assert_eq!(dirty.ages.len(), dirty.windows.len());
-                let mut buf = vec![0; LEN];
-                let mut gaps = Gaps::new(0, LEN);
-                dirty.overlay(&mut buf, &mut gaps);
-                let mut covered = vec![true; LEN];
-                for gap in gaps.left() {
-                    covered[gap.start as usize..gap.end as usize].fill(false);
-                }
-                for i in 0..LEN {
-                    prop_assert_eq!(model[i], covered[i].then_some(buf[i]), "byte {}", i);
-                }
-                let first = model.iter().position(Option::is_some);
-                prop_assert_eq!(dirty.stretch(0).map(|s| s.start), first.map(|f| f as u64));
-                let from = tick * 7919 % LEN;
-                let next = model[from..].iter().position(Option::is_some)
-                    .map(|f| (from + f) as u64);
-                prop_assert_eq!(dirty.first_from(from as u64), next);
-                let boundary = dirty.boundary(5 * SECTOR);
-                prop_assert!(boundary.is_multiple_of(SECTOR) && boundary <= 5 * SECTOR);
-                let crosses =
-                    |(s, seg): (u64, &Segment)| s < boundary && s + seg.buf.len() as u64 > boundary;
-                prop_assert!(!dirty.segs_from(0).any(crosses));
-                for (s, seg) in dirty.segs_from(0) {
-                    prop_assert!(!seg.buf.is_empty());
-                    prop_assert!(s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
+                both.apply(op, tick);
+                both.check_sums(tick);
+                if tick % 3 == 0 {
+                    both.check_bytes(tick * 7919 % LEN);
                 }
             }
-            dirty.cut(0..LEN as u64);
-            prop_assert!(dirty.is_empty() && dirty.footprint() == 0);
-            prop_assert!(dirty.counts() == Counts::default());
+            both.dirty.cut(0..LEN as u64);
+            prop_assert!(both.dirty.is_empty() && both.dirty.footprint() == 0);
+            prop_assert!(both.dirty.counts() == Counts::default());
         }
     }
 
