@@ -249,7 +249,7 @@ impl OpenFile<'_> {
                 }
             }
             (Self::Image(image, from), Self::Image(_, to)) => {
-                match image.fs.dedupe_range(*from, offset, *to, to_offset, len) {
+                match image.fs.dedupe_range(from.at(offset), to.at(to_offset), len) {
                     Ok(Deduped::Same { shared, .. }) => Ok(Some(shared)),
                     Ok(Deduped::Differs) | Err(larder_fs::Error::Invalid(_)) => Ok(None),
                     Err(e) => Err(e.into()),

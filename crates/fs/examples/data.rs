@@ -39,7 +39,14 @@ fn cpu() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-fn timed<T>(what: &str, count: u64, bytes: u64, f: impl FnOnce() -> T) -> T {
+/// How much is done: so many things, of so many bytes together.
+struct Amount {
+    count: u64,
+    bytes: u64,
+}
+
+fn timed<T>(what: &str, amount: Amount, f: impl FnOnce() -> T) -> T {
+    let Amount { count, bytes } = amount;
     let (since, before) = (Instant::now(), cpu());
     let out = f();
     let s = since.elapsed().as_secs_f64();
@@ -78,7 +85,7 @@ fn main() {
         });
     };
     if files > 0 {
-        timed("create+write", files, total, || {
+        timed("create+write", Amount { count: files, bytes: total }, || {
             each(&|t, n| {
                 let id =
                     fs.create(dirs[t as usize], format!("file{n}").as_bytes(), &NEW).unwrap().id;
@@ -90,17 +97,17 @@ fn main() {
                 }
             });
         });
-        timed("sync", files, total, || fs.sync().unwrap());
+        timed("sync", Amount { count: files, bytes: total }, || fs.sync().unwrap());
     }
     let big = fs.create(fs.root(), b"big", &NEW).unwrap().id;
     let bytes = mib << 20;
     if mib > 0 {
-        timed("seq write", mib, bytes, || {
+        timed("seq write", Amount { count: mib, bytes }, || {
             for i in 0..mib {
                 fs.write(big, i << 20, &source[..1 << 20]).unwrap();
             }
         });
-        timed("sync", mib, bytes, || fs.sync().unwrap());
+        timed("sync", Amount { count: mib, bytes }, || fs.sync().unwrap());
     }
     let stats = fs.stats();
     fs.close().unwrap();
@@ -110,7 +117,7 @@ fn main() {
         let dirs: Vec<_> = (0..threads)
             .map(|t| fs.lookup(fs.root(), format!("d{t}").as_bytes()).unwrap().id)
             .collect();
-        timed("read files", files, total, || {
+        timed("read files", Amount { count: files, bytes: total }, || {
             each(&|t, n| {
                 let id = fs.lookup(dirs[t as usize], format!("file{n}").as_bytes()).unwrap().id;
                 let mut buf = vec![0; size(n)];
@@ -122,13 +129,13 @@ fn main() {
     if mib > 0 {
         let mut buf = vec![0; 1 << 20];
         for _ in 0..2 {
-            timed("seq read", mib, bytes, || {
+            timed("seq read", Amount { count: mib, bytes }, || {
                 for i in 0..mib {
                     assert_eq!(fs.read(big, i << 20, &mut buf).unwrap(), 1 << 20);
                 }
             });
         }
-        timed("read 128k", mib * 8, bytes, || {
+        timed("read 128k", Amount { count: mib * 8, bytes }, || {
             for i in 0..mib * 8 {
                 fs.read(big, i << 17, &mut buf[..128 << 10]).unwrap();
             }

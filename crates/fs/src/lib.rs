@@ -59,6 +59,7 @@
 
 #[macro_use]
 mod base;
+#[macro_use]
 mod engine;
 mod file;
 pub mod filesystem;
@@ -80,8 +81,9 @@ pub use api::*;
 pub use base::tuning::faults::Fault;
 pub use base::tuning::older;
 pub use engine::fsyncs::LogStats;
+pub use engine::reclaims::ReclaimStats;
 pub use error::{Error, Result};
-pub use filesystem::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
+pub use filesystem::{Filesystem, MemoryStats, MemoryUse, Stats};
 pub use log::{OnSynced, Synced, Unlogged};
 pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
 pub use subvolume::SubvolInfo;

@@ -135,7 +135,7 @@ pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<
         }
         Op::Allocate { path, how, range } => {
             let len = range.to.saturating_sub(range.from);
-            fs.fallocate(at(path, handles)?, how.engine(), range.from, len)?;
+            fs.fallocate(at(path, handles)?.at(range.from), len, how.engine())?;
         }
         Op::NoCow(path) => set_nocow(fs, at(path, handles)?)?,
         Op::SetXattr { path, name, value } => {
@@ -256,7 +256,7 @@ fn copy(
     let mut done = 0;
     // Called even if there is nothing to copy: a copy that is not allowed is refused all the same.
     loop {
-        match fs.copy_range(source, range.from + done, target, at + done, len - done)? {
+        match fs.copy_range(source.at(range.from + done), target.at(at + done), len - done)? {
             0 => return Ok(()),
             n => done += n,
         }
@@ -271,7 +271,7 @@ fn dedupe(
     at: u64,
 ) -> Result<(), Error> {
     let len = range.to.checked_sub(range.from).ok_or(Error::Invalid("no range"))?;
-    match fs.dedupe_range(source, range.from, target, at, len)? {
+    match fs.dedupe_range(source.at(range.from), target.at(at), len)? {
         Deduped::Same { .. } => Ok(()),
         Deduped::Differs => Err(Error::Invalid("the ranges differ")),
     }

@@ -92,7 +92,7 @@ fn interrupted(committed: bool, tuning: Tuning) -> (usize, usize) {
     let (theirs, own) = (places(&fs, source).expect("map"), places(&fs, target).expect("map"));
     assert!(theirs.iter().all(|at| !own.contains(at)));
     let begin = device.mark();
-    let done = fs.dedupe_range(source, 0, target, 0, LEN).expect("dedupe");
+    let done = fs.dedupe_range(source.at(0), target.at(0), LEN).expect("dedupe");
     assert_eq!(done, Deduped::Same { bytes: LEN, shared: LEN.next_multiple_of(SECTOR) });
     fs.fsync(target, false).expect("fsync");
     let synced = device.mark();
@@ -184,9 +184,9 @@ fn an_extent_that_is_nowhere_recorded_is_not_cloned() {
     let fs = Filesystem::open(device, config.options).expect("open");
     let (source, equal, new) = (find(&fs, "source"), find(&fs, "equal"), create(&fs, "new"));
     for outcome in [
-        fs.clone_range(source, 0, new, 0, 0).map(drop),
-        fs.clone_range(source, 4 * SECTOR, new, 8 * SECTOR, 4 * SECTOR).map(drop),
-        fs.dedupe_range(source, 0, equal, 0, LEN).map(drop),
+        fs.clone_range(source.at(0), new.at(0), 0).map(drop),
+        fs.clone_range(source.at(4 * SECTOR), new.at(8 * SECTOR), 4 * SECTOR).map(drop),
+        fs.dedupe_range(source.at(0), equal.at(0), LEN).map(drop),
     ] {
         let error = outcome.expect_err("nobody knows that extent");
         assert!(
@@ -199,9 +199,9 @@ fn an_extent_that_is_nowhere_recorded_is_not_cloned() {
     assert!(!fs.info().read_only);
     assert_eq!(read(&fs, source).expect("read"), bytes());
     assert!(matches!(
-        fs.dedupe_range(equal, 0, source, 4 * SECTOR, 4 * SECTOR),
+        fs.dedupe_range(equal.at(0), source.at(4 * SECTOR), 4 * SECTOR),
         Ok(Deduped::Differs)
     ));
-    fs.clone_range(equal, 0, new, 0, 0).expect("a sound one");
+    fs.clone_range(equal.at(0), new.at(0), 0).expect("a sound one");
     fs.sync().expect("sync");
 }

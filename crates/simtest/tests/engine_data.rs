@@ -101,7 +101,7 @@ fn copy_part(
     let (len, to_at) = (length(rng), place(rng));
     let from = model[i].clone();
     let n = len.min(from.len().saturating_sub(at));
-    let done = fs.copy_range(ids[i], at as u64, ids[to], to_at as u64, n as u64);
+    let done = fs.copy_range(ids[i].at(at as u64), ids[to].at(to_at as u64), n as u64);
     if to == i && n > 0 && at < to_at + n && to_at < at + n {
         let refused = done.unwrap_err();
         assert!(matches!(refused, larder_fs::Error::Invalid(_)), "{refused}");
@@ -368,10 +368,10 @@ fn a_cut_writes_nothing_and_what_it_cut_off_never_shows() {
         ("by its size", b"", &|id| set_size(&fs, id, 9000)),
         ("behind a gap", b"end", &|id| fs.write(id, 8997, b"end").unwrap()),
         ("reserved", b"", &|id| {
-            fs.fallocate(id, Fallocate::Allocate { keep_size: false }, 0, 9000).unwrap();
+            fs.fallocate(id.at(0), 9000, Fallocate::Allocate { keep_size: false }).unwrap();
         }),
         ("zeroed", b"", &|id| {
-            fs.fallocate(id, Fallocate::Zero { keep_size: false }, 8995, 5).unwrap()
+            fs.fallocate(id.at(8995), 5, Fallocate::Zero { keep_size: false }).unwrap()
         }),
         ("little by little", b"", &|id| {
             (fs.getattr(id).unwrap().size..=9000)
@@ -379,7 +379,7 @@ fn a_cut_writes_nothing_and_what_it_cut_off_never_shows() {
                 .for_each(|size| set_size(&fs, id, size));
         }),
         ("by a clone", &[b's'; 8192], &|id| {
-            fs.clone_range(source, 0, id, 8192, 8192).unwrap();
+            fs.clone_range(source.at(0), id.at(8192), 8192).unwrap();
         }),
     ];
     let mut files = BTreeMap::from([("source".to_owned(), vec![b's'; 8192])]);

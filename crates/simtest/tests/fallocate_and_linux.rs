@@ -88,7 +88,7 @@ fn do_here(fs: &Filesystem, id: InodeId, op: &Op) {
         Op::Truncate(size) => {
             fs.setattr(id, &SetAttr { size: Some(*size), ..SetAttr::default() }).unwrap();
         }
-        Op::Fallocate(how, at, len) => fs.fallocate(id, *how, *at, *len).unwrap(),
+        Op::Fallocate(how, at, len) => fs.fallocate(id.at(*at), *len, *how).unwrap(),
         Op::Sync => fs.sync().unwrap(),
     }
 }
@@ -346,7 +346,7 @@ fn writes_go_where_they_were_reserved_and_over_what_is_not_copied() {
     mkfs(&FileDevice::create(&image, 256 << 20).unwrap(), &MkfsOptions::default()).unwrap();
     let fs = open(&image);
     let reserved = create(&fs, 0);
-    fs.fallocate(reserved, Fallocate::Allocate { keep_size: false }, 0, 1 << 20).unwrap();
+    fs.fallocate(reserved.at(0), 1 << 20, Fallocate::Allocate { keep_size: false }).unwrap();
     let plain = create(&fs, NOCOW);
     fs.write(plain, 0, &[1; 100_000]).unwrap();
     fs.sync().unwrap();
@@ -381,7 +381,7 @@ fn reserved_space_is_there_when_the_disk_is_full() {
     let fs = open(&image);
     let reserved = create(&fs, 0);
     let keep_size = false;
-    fs.fallocate(reserved, Fallocate::Allocate { keep_size }, 0, 8 << 20).unwrap();
+    fs.fallocate(reserved.at(0), 8 << 20, Fallocate::Allocate { keep_size }).unwrap();
     let plain = create(&fs, NOCOW);
     fs.write(plain, 0, &[1; 1 << 20]).unwrap();
     fs.sync().unwrap();
@@ -396,7 +396,8 @@ fn reserved_space_is_there_when_the_disk_is_full() {
         }
     }
     fs.sync().unwrap();
-    let refused = fs.fallocate(filler, Fallocate::Allocate { keep_size }, at, 8 << 20).unwrap_err();
+    let refused =
+        fs.fallocate(filler.at(at), 8 << 20, Fallocate::Allocate { keep_size }).unwrap_err();
     assert!(matches!(refused, Error::NoSpace), "{refused}");
     assert_eq!(fs.getattr(filler).unwrap().size, at, "nothing has changed");
     for block in 0..16u64 {
@@ -428,16 +429,16 @@ fn what_cannot_be_is_refused() {
     let fs = open(&image);
     let id = create(&fs, 0);
     let grow = Fallocate::Allocate { keep_size: false };
-    assert!(matches!(fs.fallocate(id, grow, 0, 0), Err(Error::Invalid(_))));
-    assert!(matches!(fs.fallocate(id, grow, i64::MAX as u64, 1), Err(Error::FileTooBig)));
-    assert!(matches!(fs.fallocate(id, grow, u64::MAX, u64::MAX), Err(Error::FileTooBig)));
-    assert!(matches!(fs.fallocate(id, grow, 0, i64::MAX as u64), Err(Error::NoSpace)));
-    assert!(matches!(fs.fallocate(fs.root(), grow, 0, 1), Err(Error::IsDirectory)));
+    assert!(matches!(fs.fallocate(id.at(0), 0, grow), Err(Error::Invalid(_))));
+    assert!(matches!(fs.fallocate(id.at(i64::MAX as u64), 1, grow), Err(Error::FileTooBig)));
+    assert!(matches!(fs.fallocate(id.at(u64::MAX), u64::MAX, grow), Err(Error::FileTooBig)));
+    assert!(matches!(fs.fallocate(id.at(0), i64::MAX as u64, grow), Err(Error::NoSpace)));
+    assert!(matches!(fs.fallocate(fs.root().at(0), 1, grow), Err(Error::IsDirectory)));
     assert_eq!(fs.getattr(id).unwrap().size, 0);
-    fs.fallocate(id, Fallocate::Punch, 4097, i64::MAX as u64 - 5000).unwrap();
+    fs.fallocate(id.at(4097), i64::MAX as u64 - 5000, Fallocate::Punch).unwrap();
     let append = larder_format::items::InodeFlags::APPEND.bits();
     fs.setattr(id, &SetAttr { flags: Some(append), ..SetAttr::default() }).unwrap();
-    assert!(matches!(fs.fallocate(id, Fallocate::Punch, 0, 1), Err(Error::NotPermitted(_))));
-    fs.fallocate(id, Fallocate::Allocate { keep_size: true }, 0, 1).unwrap();
+    assert!(matches!(fs.fallocate(id.at(0), 1, Fallocate::Punch), Err(Error::NotPermitted(_))));
+    fs.fallocate(id.at(0), 1, Fallocate::Allocate { keep_size: true }).unwrap();
     fs.close().unwrap();
 }

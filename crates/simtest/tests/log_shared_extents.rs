@@ -191,7 +191,8 @@ impl Shared {
             let to = rng.random_range(0..BLOCKS - len);
             let source = others[((thread + rng.random_range(1..THREADS)) % THREADS) as usize];
             let begin = device.mark();
-            fs.clone_range(source, from * BLOCK, self.id, to * BLOCK, len * BLOCK).expect("clone");
+            fs.clone_range(source.at(from * BLOCK), self.id.at(to * BLOCK), len * BLOCK)
+                .expect("clone");
             let numbers = numbers(fs, self.id, to..to + len);
             self.steps.push(Step::Changed(begin, to, numbers));
             if rng.random_ratio(2, 3) {

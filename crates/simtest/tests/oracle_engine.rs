@@ -288,7 +288,7 @@ fn copy(fs: &Filesystem, top: InodeId) -> Result<(), Error> {
     let target = make(fs, top, "copied", FileKind::Regular)?;
     let mut done = 0;
     while done < source.size {
-        match fs.copy_range(source.id, done, target, done, source.size - done)? {
+        match fs.copy_range(source.id.at(done), target.at(done), source.size - done)? {
             0 => break,
             n => done += n,
         }

@@ -211,16 +211,16 @@ fn do_here(fs: &Filesystem, ids: &[InodeId], i: usize, op: &Op) -> Answer {
         Op::Truncate(size) => {
             answer(fs.setattr(id, &SetAttr { size: Some(*size), ..SetAttr::default() }).map(drop))
         }
-        Op::Fallocate(how, at, len) => answer(fs.fallocate(id, *how, *at, *len)),
+        Op::Fallocate(how, at, len) => answer(fs.fallocate(id.at(*at), *len, *how)),
         Op::Clone(from, from_at, at, len) => {
-            answer(fs.clone_range(ids[*from], *from_at, id, *at, *len).map(drop))
+            answer(fs.clone_range(ids[*from].at(*from_at), id.at(*at), *len).map(drop))
         }
         Op::Copy(from, from_at, at, len) => {
             let bytes = read_here(fs, ids[*from]);
             answer(fs.write(id, *at, part(&bytes, *from_at..*from_at + *len)))
         }
         Op::Dedupe(from, from_at, at, len) => {
-            match fs.dedupe_range(ids[*from], *from_at, id, *at, *len) {
+            match fs.dedupe_range(ids[*from].at(*from_at), id.at(*at), *len) {
                 Ok(Deduped::Same { bytes, .. }) => Ok(bytes),
                 Ok(Deduped::Differs) => Ok(u64::MAX),
                 Err(e) => Err(errno(&e)),
@@ -640,7 +640,7 @@ fn read_only_subvolumes_are_deduplicated_as_on_linux() {
     let times = |id| fs.getattr(id).map(|a| (a.mtime, a.ctime)).unwrap();
     for (from, to) in ORDER {
         let before = times(here(to));
-        let answer = match fs.dedupe_range(here(from), 0, here(to), 0, len) {
+        let answer = match fs.dedupe_range(here(from).at(0), here(to).at(0), len) {
             Ok(Deduped::Same { bytes, .. }) => Ok(bytes),
             Ok(Deduped::Differs) => Ok(u64::MAX),
             Err(e) => Err(errno(&e)),
@@ -650,14 +650,14 @@ fn read_only_subvolumes_are_deduplicated_as_on_linux() {
     }
     // A clone is a change: Linux does not even open the target for that.
     assert!(matches!(
-        fs.clone_range(here(("S", "a")), 0, here(("R", "e")), 0, 0),
+        fs.clone_range(here(("S", "a")).at(0), here(("R", "e")).at(0), 0),
         Err(Error::SubvolumeReadOnly)
     ));
     let refused = fs::OpenOptions::new().write(true).open(mount.join("R/e")).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
     let target = fs::OpenOptions::new().write(true).open(mount.join("S/e")).unwrap();
     assert_eq!(clone_there(&there(("R", "d")), 0..0, &target, 0), Ok(0));
-    fs.clone_range(here(("R", "d")), 0, here(("S", "e")), 0, 0).unwrap();
+    fs.clone_range(here(("R", "d")).at(0), here(("S", "e")).at(0), 0).unwrap();
     drop(target);
     mount.unmount_clean().unwrap();
     fs.close().unwrap();
@@ -700,9 +700,12 @@ fn what_was_cloned_here_linux_sees_as_shared() {
     fs.sync().unwrap();
     let before = used(&fs);
     // Whole, by copying: data that was synced, and data of the running transaction.
-    assert_eq!(fs.copy_range(ids[0], 0, ids[1], 0, u64::MAX >> 1).unwrap(), data.len() as u64);
+    assert_eq!(
+        fs.copy_range(ids[0].at(0), ids[1].at(0), u64::MAX >> 1).unwrap(),
+        data.len() as u64
+    );
     // Unaligned at both ends: whole sectors in between.
-    assert_eq!(fs.copy_range(ids[0], 100, ids[2], 4196, 999_900).unwrap(), 999_900);
+    assert_eq!(fs.copy_range(ids[0].at(100), ids[2].at(4196), 999_900).unwrap(), 999_900);
     fs.sync().unwrap();
     assert!(before - used(&fs) < 64 << 10, "{}", before - used(&fs));
     fs.unlink(fs.root(), b"f0").unwrap();

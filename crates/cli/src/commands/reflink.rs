@@ -136,7 +136,7 @@ fn in_image(image: &Image, from: &Target, to: &Target, ranges: &[Range]) -> anyh
         return usage("a file shares all of itself already");
     }
     let share = |r: &Range| {
-        let done = fs.clone_range(source.id, r.from, target, r.to, r.len).map(drop);
+        let done = fs.clone_range(source.id.at(r.from), target.at(r.to), r.len).map(drop);
         let refused = matches!(done, Err(Error::Invalid(_)));
         advise(done.with_context(|| to.display()), refused)
     };

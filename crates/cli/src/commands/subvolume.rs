@@ -395,7 +395,8 @@ fn find_new(path: &OsString, since: u64, json: bool, force: bool) -> anyhow::Res
         })?,
         Place::Image(t) => in_image(&t, Access::Read { force }, |image| {
             let subvol = root_of(image, &t.path)?.subvol;
-            image.fs.find_new(subvol, Generation(since), (0, 0), &mut |e| {
+            let first = InodeId { subvol, ino: 0 }.at(0);
+            image.fs.find_new(first, Generation(since), &mut |e| {
                 let path = image.fs.path_of(InodeId { subvol, ino: e.ino }).ok();
                 show(&on_mount::describe_new(e, path.as_deref()));
                 true

@@ -5,7 +5,7 @@
 pub use crate::tuning::Tuning;
 pub use larder_codec::{Packing, PackingError};
 use larder_format::items::Timespec;
-use larder_format::{CsumType, Generation, Logical, TreeId};
+use larder_format::{CsumType, Generation, Logical, ObjectId, TreeId};
 use std::cell::Cell;
 
 /// An inode of the file system: the subvolume it is in and its number there.
@@ -16,6 +16,36 @@ pub struct InodeId {
     /// Inode number in that subvolume. 2 stands for the empty directory that a snapshot shows
     /// where its source had a nested subvolume.
     pub ino: u64,
+}
+
+impl InodeId {
+    /// A place in this file.
+    #[must_use]
+    pub fn at(self, offset: u64) -> FilePosition {
+        FilePosition { id: self, offset }
+    }
+    /// Its number, as the first part of a key.
+    #[must_use]
+    pub fn object(self) -> ObjectId {
+        ObjectId(self.ino)
+    }
+}
+
+/// A place in a file; see [`InodeId::at`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FilePosition {
+    /// The file.
+    pub id: InodeId,
+    /// Bytes from its beginning.
+    pub offset: u64,
+}
+
+impl FilePosition {
+    /// The place `bytes` further on.
+    #[must_use]
+    pub fn plus(self, bytes: u64) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
 }
 
 /// Type of an inode.

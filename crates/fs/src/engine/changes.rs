@@ -4,6 +4,7 @@
 use crate::transaction::Txn;
 use larder_format::Generation;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Weak;
 
 /// At most this many ranges are kept apart. Beyond that they become one.
@@ -19,13 +20,13 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// Notes that `start..end` has changed in the transaction `generation`.
-    pub(crate) fn add(&mut self, generation: Generation, start: u64, end: u64) {
+    /// Notes that the range has changed in the transaction `generation`.
+    pub(crate) fn add(&mut self, generation: Generation, range: Range<u64>) {
         if self.generation != generation {
             self.generation = generation;
             self.ranges.clear();
         }
-        let (mut start, mut end) = (start, end);
+        let Range { mut start, mut end } = range;
         while let Some((&from, &to)) = self.ranges.range(..=end).next_back()
             && to >= start
         {
@@ -71,10 +72,10 @@ mod tests {
     #[test]
     fn what_is_of_another_transaction_does_not_count() {
         let mut c = Changes::default();
-        c.add(Generation(8), 0, 4096);
+        c.add(Generation(8), 0..4096);
         assert_eq!(c.take(NOW), []);
-        c.add(NOW, 4096, 8192);
-        c.add(NOW, 0, 4096);
+        c.add(NOW, 4096..8192);
+        c.add(NOW, 0..4096);
         assert_eq!(c.take(NOW), [(0, 8192)]);
         assert_eq!(c.take(NOW), []);
     }
@@ -85,7 +86,7 @@ mod tests {
             let mut c = Changes::default();
             let mut set = std::collections::BTreeSet::new();
             for (start, len) in all {
-                c.add(NOW, start, start + len);
+                c.add(NOW, start..start + len);
                 set.extend(start..start + len);
             }
             let ranges = c.take(NOW);

@@ -21,7 +21,7 @@
 
 use crate::api::InodeId;
 use crate::hash::NumberMap;
-use larder_format::TreeId;
+use larder_format::{ObjectId, TreeId};
 use parking_lot::RwLock;
 
 /// Number of a front end.
@@ -63,11 +63,11 @@ impl Fronts {
 
 /// How often each front end holds each inode of a subvolume.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Vec<NumberMap<u64, u64>>);
+pub(crate) struct Holds(Vec<NumberMap<ObjectId, u64>>);
 
 impl Holds {
     /// Adds one hold.
-    pub(crate) fn add(&mut self, front: FrontId, ino: u64) {
+    pub(crate) fn add(&mut self, front: FrontId, ino: ObjectId) {
         if self.0.len() <= front.0 {
             self.0.resize_with(front.0 + 1, NumberMap::default);
         }
@@ -75,7 +75,7 @@ impl Holds {
     }
     /// Takes `n` holds back. Returns true if the inode was held, and no front end holds it any
     /// more.
-    pub(crate) fn give_back(&mut self, front: FrontId, ino: u64, n: u64) -> bool {
+    pub(crate) fn give_back(&mut self, front: FrontId, ino: ObjectId, n: u64) -> bool {
         let Some(map) = self.0.get_mut(front.0) else { return false };
         let Some(count) = map.get_mut(&ino) else { return false };
         *count = count.saturating_sub(n);
@@ -86,19 +86,19 @@ impl Holds {
         !self.has(ino)
     }
     /// Does any front end hold it?
-    pub(crate) fn has(&self, ino: u64) -> bool {
+    pub(crate) fn has(&self, ino: ObjectId) -> bool {
         self.0.iter().any(|map| map.contains_key(&ino))
     }
     /// Does this front end hold it?
-    pub(crate) fn has_of(&self, front: FrontId, ino: u64) -> bool {
+    pub(crate) fn has_of(&self, front: FrontId, ino: ObjectId) -> bool {
         self.0.get(front.0).is_some_and(|map| map.contains_key(&ino))
     }
     /// Does another front end hold it?
-    pub(crate) fn has_elsewhere(&self, front: FrontId, ino: u64) -> bool {
+    pub(crate) fn has_elsewhere(&self, front: FrontId, ino: ObjectId) -> bool {
         self.0.iter().enumerate().any(|(n, map)| n != front.0 && map.contains_key(&ino))
     }
     /// Up to `most` inodes that this front end holds.
-    pub(crate) fn of(&self, front: FrontId, most: usize) -> Vec<u64> {
+    pub(crate) fn of(&self, front: FrontId, most: usize) -> Vec<ObjectId> {
         self.0.get(front.0).map_or_else(Vec::new, |map| map.keys().take(most).copied().collect())
     }
     /// Takes all holds of this front end back.
@@ -116,7 +116,6 @@ impl Holds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_format::ids::ObjectId;
 
     fn id(subvol: u64) -> InodeId {
         InodeId { subvol: ObjectId(subvol), ino: 256 }
@@ -136,19 +135,21 @@ mod tests {
     #[test]
     fn each_counts_for_itself_and_the_last_one_is_known() {
         let (a, b) = (FrontId(0), FrontId(2));
+        let [seven, eight, nine] = [7, 8, 9].map(ObjectId);
         let mut holds = Holds::default();
-        holds.add(a, 7);
-        assert!(holds.has(7) && !holds.has_elsewhere(a, 7) && holds.has_elsewhere(b, 7));
-        holds.add(b, 7);
-        holds.add(b, 7);
-        assert!(!holds.give_back(b, 7, 1) && !holds.give_back(a, 7, 1));
-        assert!(!holds.has_of(a, 7) && holds.has_of(b, 7));
-        assert!(!holds.give_back(a, 7, 1), "it had none");
-        assert!(holds.give_back(b, 7, 9), "the last one");
-        assert!(!holds.give_back(b, 7, 1) && !holds.has(7));
-        [8, 9].into_iter().for_each(|ino| holds.add(b, ino));
-        holds.add(a, 8);
+        holds.add(a, seven);
+        assert!(holds.has(seven) && holds.has_elsewhere(b, seven));
+        assert!(!holds.has_elsewhere(a, seven));
+        holds.add(b, seven);
+        holds.add(b, seven);
+        assert!(!holds.give_back(b, seven, 1) && !holds.give_back(a, seven, 1));
+        assert!(!holds.has_of(a, seven) && holds.has_of(b, seven));
+        assert!(!holds.give_back(a, seven, 1), "it had none");
+        assert!(holds.give_back(b, seven, 9), "the last one");
+        assert!(!holds.give_back(b, seven, 1) && !holds.has(seven));
+        [eight, nine].into_iter().for_each(|ino| holds.add(b, ino));
+        holds.add(a, eight);
         holds.end(b);
-        assert_eq!((holds.of(a, 9), holds.of(b, 9)), (vec![8], vec![]));
+        assert_eq!((holds.of(a, 9), holds.of(b, 9)), (vec![eight], vec![]));
     }
 }

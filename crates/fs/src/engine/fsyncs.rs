@@ -1,5 +1,6 @@
 //! Figures: what `fsync` has done, and why some calls had to be commits.
 
+use super::figures::count;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,55 +28,47 @@ pub(crate) enum Cause {
     Off,
 }
 
-impl Cause {
-    const ALL: [Self; 9] = [
-        Self::NewSubvolume,
-        Self::SubvolumeEntry,
-        Self::NewChunk,
-        Self::NoSpace,
-        Self::Feature,
-        Self::Preallocated,
-        Self::Forgotten,
-        Self::TooMuch,
-        Self::Off,
-    ];
-}
+/// How many causes there are.
+const CAUSES: usize = Cause::Off as usize + 1;
 
-/// What `fsync` has done since the file system was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)]
-pub struct LogStats {
-    /// Calls; calls that found everything durable; calls that the log served.
-    pub fsyncs: u64,
-    pub fsyncs_with_nothing_to_do: u64,
-    pub fsyncs_logged: u64,
-    /// Calls that had to be commits, by cause: a subvolume that is not in the last commit, entries
-    /// of subvolumes, chunks that are not in the last commit, no space, a feature that the
-    /// superblock lacks, data that another file wrote into preallocated space, a directory that
-    /// left memory, too much to log, the log switched off, and too late for the log of a
-    /// transaction that was being sealed.
-    pub commits_new_subvolume: u64,
-    pub commits_subvolume_entry: u64,
-    pub commits_new_chunk: u64,
-    pub commits_no_space: u64,
-    pub commits_feature: u64,
-    pub commits_preallocated: u64,
-    pub commits_forgotten: u64,
-    pub commits_too_much: u64,
-    pub commits_off: u64,
-    pub commits_sealed: u64,
-    /// Checksum items that came into logs; ranges of these that were searched for what other files
-    /// had brought, as is done for files that share extents since the last commit; ranges in which
-    /// there was something. Nothing is ever deleted or locked for that.
-    pub csum_items: u64,
-    pub csum_ranges_searched: u64,
-    pub csum_ranges_present: u64,
-    /// Batches; the most callers that one batch has served; superblocks and nodes written; flushes.
-    pub batches: u64,
-    pub largest_batch: u64,
-    pub superblocks: u64,
-    pub nodes: u64,
-    pub flushes: u64,
+figures! {
+    /// What `fsync` has done since the file system was opened.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+    #[allow(missing_docs)]
+    pub struct LogStats of c: &Counters {
+        /// Calls; calls that found everything durable; calls that the log served.
+        fsyncs: u64 = count(&c.fsyncs),
+        fsyncs_with_nothing_to_do: u64 = count(&c.nothing),
+        fsyncs_logged: u64 = count(&c.logged),
+        /// Calls that had to be commits, by cause: a subvolume that is not in the last commit,
+        /// entries of subvolumes, chunks that are not in the last commit, no space, a feature that
+        /// the superblock lacks, data that another file wrote into preallocated space, a directory
+        /// that left memory, too much to log, the log switched off, and too late for the log of a
+        /// transaction that was being sealed.
+        commits_new_subvolume: u64 = c.of(Cause::NewSubvolume),
+        commits_subvolume_entry: u64 = c.of(Cause::SubvolumeEntry),
+        commits_new_chunk: u64 = c.of(Cause::NewChunk),
+        commits_no_space: u64 = c.of(Cause::NoSpace),
+        commits_feature: u64 = c.of(Cause::Feature),
+        commits_preallocated: u64 = c.of(Cause::Preallocated),
+        commits_forgotten: u64 = c.of(Cause::Forgotten),
+        commits_too_much: u64 = c.of(Cause::TooMuch),
+        commits_off: u64 = c.of(Cause::Off),
+        commits_sealed: u64 = count(&c.sealed),
+        /// Checksum items that came into logs; ranges of these that were searched for what other
+        /// files had brought, as is done for files that share extents since the last commit; ranges
+        /// in which there was something. Nothing is ever deleted or locked for that.
+        csum_items: u64 = count(&c.csum_items),
+        csum_ranges_searched: u64 = count(&c.csums_searched),
+        csum_ranges_present: u64 = count(&c.csums_present),
+        /// Batches; the most callers that one batch has served; superblocks and nodes written;
+        /// flushes.
+        batches: u64 = count(&c.batches),
+        largest_batch: u64 = count(&c.largest),
+        superblocks: u64 = count(&c.superblocks),
+        nodes: u64 = count(&c.nodes),
+        flushes: u64 = count(&c.flushes),
+    }
 }
 
 /// The counters behind [`LogStats`].
@@ -84,7 +77,7 @@ pub(crate) struct Counters {
     pub(crate) fsyncs: AtomicU64,
     pub(crate) nothing: AtomicU64,
     pub(crate) logged: AtomicU64,
-    pub(crate) causes: [AtomicU64; Cause::ALL.len()],
+    pub(crate) causes: [AtomicU64; CAUSES],
     pub(crate) sealed: AtomicU64,
     pub(crate) csum_items: AtomicU64,
     pub(crate) csums_searched: AtomicU64,
@@ -100,32 +93,7 @@ impl Counters {
     pub(crate) fn caused(&self, cause: Cause) {
         self.causes[cause as usize].fetch_add(1, Ordering::Relaxed);
     }
-    /// What they say now.
-    pub(crate) fn stats(&self) -> LogStats {
-        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        let cause = |cause: Cause| get(&self.causes[cause as usize]);
-        LogStats {
-            fsyncs: get(&self.fsyncs),
-            fsyncs_with_nothing_to_do: get(&self.nothing),
-            fsyncs_logged: get(&self.logged),
-            commits_new_subvolume: cause(Cause::NewSubvolume),
-            commits_subvolume_entry: cause(Cause::SubvolumeEntry),
-            commits_new_chunk: cause(Cause::NewChunk),
-            commits_no_space: cause(Cause::NoSpace),
-            commits_feature: cause(Cause::Feature),
-            commits_preallocated: cause(Cause::Preallocated),
-            commits_forgotten: cause(Cause::Forgotten),
-            commits_too_much: cause(Cause::TooMuch),
-            commits_off: cause(Cause::Off),
-            commits_sealed: get(&self.sealed),
-            csum_items: get(&self.csum_items),
-            csum_ranges_searched: get(&self.csums_searched),
-            csum_ranges_present: get(&self.csums_present),
-            batches: get(&self.batches),
-            largest_batch: get(&self.largest),
-            superblocks: get(&self.superblocks),
-            nodes: get(&self.nodes),
-            flushes: get(&self.flushes),
-        }
+    fn of(&self, cause: Cause) -> u64 {
+        count(&self.causes[cause as usize])
     }
 }

@@ -6,35 +6,39 @@
 //!
 //! | module | decision it hides |
 //! |---|---|
-//! | `subvolume`, `links` | how subvolumes are found and loaded; where they hang |
-//! | `inode`, `table` | what is in memory of an inode, its locks; which inodes stay |
-//! | `draft` | how changes of items are worked out before a transaction is joined |
-//! | `late` | when inode items are written that operations have changed in memory |
-//! | `delalloc/` | what files have in memory but not on the device; what is written next |
-//! | `inline`, `compression` | which files may be in their leaf; what compressing shares |
-//! | `changes` | what an inode remembers for the log |
+//! | `figures`, `fsyncs`, `reclaims` | how figures are gathered; those of the log and of reclaim |
 //! | `drops` | which deleted subvolumes wait to be dropped |
 //! | `fronts` | front ends of one engine, each with its own root and holds |
-//! | `fsyncs`, `reclaims` | figures |
+//! | `changes` | what an inode remembers for the log |
+//! | `compression`, `inline` | what compressing shares; which files may be in their leaf |
+//! | `file_data/` | what one file has in memory but not on the device |
+//! | `inodes/` | what is in memory of an inode and of a subvolume, their locks; which inodes stay |
+//! | `links` | where subvolumes hang |
+//! | `draft` | how changes of items are worked out before a transaction is joined |
+//! | `late` | when inode items are written that operations have changed in memory |
+//! | `delalloc/` | which file is written back next, and what all files may have in memory |
+//!
+//! A module uses only what stands above it here.
+
+#[macro_use]
+pub(crate) mod figures;
 
 pub(crate) mod changes;
 pub(crate) mod compression;
 pub(crate) mod delalloc;
 pub(crate) mod draft;
 pub(crate) mod drops;
+pub(crate) mod file_data;
 pub(crate) mod fronts;
 pub(crate) mod fsyncs;
 pub(crate) mod inline;
-mod inode;
+mod inodes;
 pub(crate) mod late;
 mod links;
 pub(crate) mod reclaims;
-mod subvolume;
-mod table;
 
-pub(crate) use inode::{Inode, PLACEHOLDER, lock_all, to_file_type, to_kind};
+pub(crate) use inodes::{Inode, PLACEHOLDER, Subvolume, lock_all, to_file_type, to_kind};
 pub(crate) use links::Links;
-pub(crate) use subvolume::Subvolume;
 
 use crate::engine::drops::Drops;
 use crate::engine::fronts::Fronts;
@@ -76,10 +80,11 @@ impl Core {
     /// An engine on this ground, with nothing in memory yet. `write_back` is what writes delayed
     /// data.
     pub(crate) fn new(ground: Ground, write_back: delalloc::WriteBack) -> Self {
+        let scratch = delalloc::scratch::Scratch::new(ground.budget().scratch);
         Self {
             ground,
             subvols: RwLock::default(),
-            data: delalloc::DataState::new(write_back),
+            data: delalloc::DataState::new(write_back, scratch),
             compression: Arc::default(),
             reclaims: ReclaimCounters::default(),
             log: fsyncs::Counters::default(),

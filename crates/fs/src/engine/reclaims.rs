@@ -1,27 +1,47 @@
 //! Figures: what was done because space was short.
 
+use super::figures::count;
+use crate::engine::Core;
+use crate::space::SpaceKind::{Data, Metadata};
+use serde::Serialize;
 use std::sync::atomic::AtomicU64;
 
-/// What the reclaimer has done, for statistics.
+/// The counters behind [`ReclaimStats`].
 #[derive(Debug, Default)]
 pub(crate) struct ReclaimCounters {
-    /// Rounds of writing delayed data.
     pub(crate) writes: AtomicU64,
-    /// Rounds are asked for runs of files, or for bytes. How many of each they were asked for, and
-    /// how many they wrote.
     pub(crate) asked_runs: AtomicU64,
-    /// See `asked_runs`.
     pub(crate) written_runs: AtomicU64,
-    /// See `asked_runs`.
     pub(crate) asked_bytes: AtomicU64,
-    /// See `asked_runs`.
     pub(crate) written_bytes: AtomicU64,
-    /// Most bytes that a round wrote beyond what it was asked for.
     pub(crate) excess_bytes: AtomicU64,
-    /// Waits for data that was in flight.
     pub(crate) settles: AtomicU64,
-    /// Chunks made.
     pub(crate) chunks: AtomicU64,
-    /// Commits.
     pub(crate) commits: AtomicU64,
+}
+
+figures! {
+    /// What was done because space was short.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+    #[allow(missing_docs)]
+    pub struct ReclaimStats of core: &Core {
+        /// Calls of the reclaimer.
+        rounds: u64 = [Data, Metadata].map(|kind| core.space.accounts.stats(kind).reclaims)
+            .iter().sum(),
+        /// Rounds of writing delayed data; how much they were asked for, and how much they wrote.
+        /// It is counted in bytes if data was short. If metadata was short, it is counted in runs
+        /// of files, because delayed data reserves metadata for each of its files.
+        writes: u64 = count(&core.reclaims.writes),
+        asked_bytes: u64 = count(&core.reclaims.asked_bytes),
+        written_bytes: u64 = count(&core.reclaims.written_bytes),
+        asked_runs: u64 = count(&core.reclaims.asked_runs),
+        written_runs: u64 = count(&core.reclaims.written_runs),
+        /// Most bytes that a round wrote beyond what it was asked for: less than one piece of a
+        /// file.
+        excess_bytes: u64 = count(&core.reclaims.excess_bytes),
+        /// Waits for data that was in flight already.
+        settles: u64 = count(&core.reclaims.settles),
+        chunks: u64 = count(&core.reclaims.chunks),
+        commits: u64 = count(&core.reclaims.commits),
+    }
 }

@@ -7,11 +7,12 @@
 //! the bytes.
 
 use super::nocow::in_place;
-pub(super) use crate::engine::delalloc::Admitted;
+use crate::engine::delalloc::{self, Admitted};
 use crate::engine::{Core, Inode};
 use crate::error::Result;
 use crate::space::SpaceKind;
 use crate::transaction::Handle;
+use std::sync::Arc;
 
 /// Items that delayed data of a file may change: one is written, one is split or trimmed for it.
 const DELAYED_ITEMS: u64 = 2;
@@ -70,4 +71,31 @@ pub(super) fn admit(core: &Core, inode: &Inode, start: u64, len: usize) -> Resul
         None => core.space.accounts.reserve(SpaceKind::Data, footprint)?,
     };
     Ok(Admitted { space, items: None })
+}
+
+/// Bytes that are going to be taken in besides what an operation is about, with what was admitted
+/// for them.
+#[derive(Debug)]
+pub(super) struct Rewrite {
+    pub(super) at: u64,
+    pub(super) data: Vec<u8>,
+    pub(super) admitted: Admitted,
+}
+
+impl Rewrite {
+    /// # Errors
+    /// As [`admit`].
+    pub(super) fn new(core: &Core, inode: &Inode, at: u64, data: Vec<u8>) -> Result<Self> {
+        let admitted = admit(core, inode, at, data.len())?;
+        Ok(Self { at, data, admitted })
+    }
+    /// First byte behind them.
+    pub(super) fn end(&self) -> u64 {
+        self.at + self.data.len() as u64
+    }
+    /// Takes the bytes in. `size` is the file's size before the operation; see
+    /// [`delalloc::take_in`].
+    pub(super) fn take_in(self, core: &Core, inode: &Arc<Inode>, size: u64) {
+        delalloc::take_in(core, inode, self.at, &self.data, size, self.admitted);
+    }
 }

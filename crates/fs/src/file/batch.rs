@@ -9,6 +9,7 @@ use super::extents::{SECTOR, floor};
 use super::join;
 use super::replace::{Fresh, RESERVE_ITEMS};
 use crate::engine::delalloc::Submission;
+use crate::engine::file_data::RunInFlight;
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
 use crate::space::reserve::Reservation;
@@ -43,7 +44,8 @@ impl Image {
     ///
     /// # Errors
     /// Reading the rest of a sector failed.
-    pub(super) fn new(core: &Core, inode: &Inode, taken: &Taken, size: u64) -> Result<Self> {
+    pub(super) fn new(core: &Core, inode: &Inode, run: &RunInFlight) -> Result<Self> {
+        let taken = &run.taken;
         let mut image = Self::default();
         let (mut at, mut i) = (taken.start, 0);
         while at < taken.end {
@@ -56,31 +58,27 @@ impl Image {
                 image.sources.push(Source::Part(i, index(at - start)..index(whole_end - start)));
                 at = whole_end;
             } else {
-                image.make(core, inode, taken, at, size)?;
+                image.make(core, inode, run, at)?;
                 at += SECTOR;
             }
         }
         Ok(image)
     }
-    fn make(
-        &mut self,
-        core: &Core,
-        inode: &Inode,
-        taken: &Taken,
-        at: u64,
-        size: u64,
-    ) -> Result<()> {
+    /// Assembles the sector at `at`.
+    fn make(&mut self, core: &Core, inode: &Inode, run: &RunInFlight, at: u64) -> Result<()> {
+        let RunInFlight { taken, size, .. } = run;
+        let size = *size;
         let from = self.made.len();
         self.made.resize(from + SECTOR_LEN, 0);
         let sector = &mut self.made[from..];
         let mut gaps = Gaps::new(at, SECTOR_LEN);
         taken.overlay(sector, &mut gaps);
-        if gaps.left().iter().any(|(a, _)| *a < size) {
+        if gaps.left().iter().any(|gap| gap.start < size) {
             let mut below = vec![0; index((at + SECTOR).min(size) - at)];
             super::read::read_extents(core, inode, at, &mut below)?;
-            for &(a, b) in gaps.left() {
-                if a < size {
-                    let range = index(a - at)..index(b.min(size) - at);
+            for gap in gaps.left() {
+                if gap.start < size {
+                    let range = index(gap.start - at)..index(gap.end.min(size) - at);
                     sector[range.clone()].copy_from_slice(&below[range]);
                 }
             }
@@ -160,11 +158,10 @@ impl Item {
         let in_flight = &submission.in_flight;
         let verified =
             !submission.inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
-        let (image, failed) =
-            match Image::new(core, &submission.inode, &in_flight.taken, in_flight.size) {
-                Ok(image) => (image, None),
-                Err(e) => (Image::default(), Some(e)),
-            };
+        let (image, failed) = match Image::new(core, &submission.inode, in_flight) {
+            Ok(image) => (image, None),
+            Err(e) => (Image::default(), Some(e)),
+        };
         Self {
             submission,
             image,
@@ -185,7 +182,7 @@ impl Item {
     }
     /// Bytes of its sectors.
     pub(super) fn len(&self) -> u64 {
-        self.taken().end - self.taken().start
+        self.taken().span()
     }
     /// Bytes of device space that it needs.
     pub(super) fn stored(&self) -> u64 {

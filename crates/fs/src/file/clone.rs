@@ -17,9 +17,10 @@
 
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
+use super::position::Position;
 use super::replace::{New, RESERVE_ITEMS, cover, replace};
 use super::truncate::{before_growing, grow_with};
-use super::{admission, delalloc, nocow};
+use super::{delalloc, nocow};
 use crate::api::{Deduped, may_wait, to_timespec};
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Place, Result};
@@ -27,7 +28,8 @@ use crate::lock::{Exclusive, Shared};
 use crate::transaction::Handle;
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{ExtentKind, ExtentRecord, InodeFlags};
-use larder_format::{FileOffset, Generation, ObjectId};
+use larder_format::{FileOffset, Generation};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -61,23 +63,18 @@ impl Span {
     ///
     /// # Errors
     /// `Invalid`, `FileTooBig`.
-    fn new(
-        (from, from_offset): (&Inode, u64),
-        (to, to_offset): (&Inode, u64),
-        len: u64,
-        mode: Mode,
-    ) -> Result<Option<Self>> {
-        let (size, to_size) = sizes(from, to);
+    fn new(from: Position<'_>, to: Position<'_>, len: u64, mode: Mode) -> Result<Option<Self>> {
+        let (size, to_size) = sizes(from.inode, to.inode);
         let len = match len {
-            0 if from_offset == size => return Ok(None),
-            0 => size.checked_sub(from_offset).ok_or(BEHIND)?,
+            0 if from.offset == size => return Ok(None),
+            0 => size.checked_sub(from.offset).ok_or(BEHIND)?,
             len => len,
         };
-        let (from_end, to_end) = (from_offset.checked_add(len), to_offset.checked_add(len));
+        let (from_end, to_end) = (from.offset.checked_add(len), to.offset.checked_add(len));
         let (Some(from_end), Some(to_end)) = (from_end, to_end) else {
             return Err(Error::Invalid("the range ends behind the largest offset"));
         };
-        if !from_offset.is_multiple_of(SECTOR) || !to_offset.is_multiple_of(SECTOR) {
+        if !from.offset.is_multiple_of(SECTOR) || !to.offset.is_multiple_of(SECTOR) {
             return Err(Error::Invalid("ranges begin at multiples of the sector size"));
         }
         if from_end > size {
@@ -99,17 +96,16 @@ impl Span {
             }
             Mode::Dedupe => floor(len),
         };
-        if len == 0 {
-            return Ok(None);
-        }
-        let sectors = ceil(len);
-        if from.id == to.id
-            && from_offset < to_offset + sectors
-            && to_offset < from_offset + sectors
-        {
+        let span = Self { from: from.offset, to: to.offset, len };
+        if len > 0 && from.is_in_file_of(to) && span.overlaps_itself() {
             return Err(Error::Invalid("the ranges overlap"));
         }
-        Ok(Some(Self { from: from_offset, to: to_offset, len }))
+        Ok((len > 0).then_some(span))
+    }
+    /// Do the sectors of both places overlap, if they are in one file?
+    fn overlaps_itself(self) -> bool {
+        let sectors = ceil(self.len);
+        self.from < self.to + sectors && self.to < self.from + sectors
     }
 }
 
@@ -152,30 +148,37 @@ fn check_files(from: &Inode, to: &Inode, mode: Mode) -> Result<()> {
     Ok(())
 }
 
-/// The part of a copy that can be shared: the bytes before it, and its length. `None` where bytes
-/// are to be copied, also where there are so few that they lie in a leaf.
+/// The part of a copy that can be shared.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shareable {
+    /// The bytes before it.
+    pub(super) skip: u64,
+    /// Its length.
+    pub(super) len: u64,
+}
+
+/// The part of a copy of `len` bytes that can be shared. `None` where bytes are to be copied, also
+/// where there are so few that they lie in a leaf.
 pub(super) fn part(
     core: &Core,
-    from: &Inode,
-    from_offset: u64,
-    to: &Inode,
-    to_offset: u64,
+    from: Position<'_>,
+    to: Position<'_>,
     len: u64,
-) -> Option<(u64, u64)> {
-    let with_and_without = (from.flags() ^ to.flags()).contains(InodeFlags::NODATASUM);
-    if with_and_without || from_offset % SECTOR != to_offset % SECTOR || len < SECTOR {
+) -> Option<Shareable> {
+    let with_and_without = (from.inode.flags() ^ to.inode.flags()).contains(InodeFlags::NODATASUM);
+    if with_and_without || from.offset % SECTOR != to.offset % SECTOR || len < SECTOR {
         return None;
     }
-    let (size, to_size) = sizes(from, to);
+    let (size, to_size) = sizes(from.inode, to.inode);
     if size <= super::max_inline(core) {
         return None;
     }
-    let skip = ceil(from_offset) - from_offset;
-    let (end, to_end) = (from_offset + len, to_offset + len);
+    let skip = ceil(from.offset) - from.offset;
+    let (end, to_end) = (from.offset + len, to.offset + len);
     let stop = if end == size && to_end >= to_size { end } else { floor(end) };
-    let shared = stop.checked_sub(from_offset + skip)?;
+    let shared = stop.checked_sub(from.offset + skip)?;
     // Less than that is not worth the references.
-    (shared >= SECTOR).then_some((skip, shared))
+    (shared >= SECTOR).then_some(Shareable { skip, len: shared })
 }
 
 /// Writes delayed data of both files back. Lost data of the target is no reason not to put other
@@ -201,30 +204,23 @@ fn settle(core: &Core, from: &Arc<Inode>, to: &Arc<Inode>) -> Result<()> {
 /// lost; `NoSpace`; reading, corruption, `WouldBlock`. A first part of the range may be done then.
 pub(crate) fn clone_range(
     core: &Core,
-    (from, from_offset): (&Arc<Inode>, u64),
-    (to, to_offset): (&Arc<Inode>, u64),
+    source: Position<'_>,
+    target: Position<'_>,
     len: u64,
 ) -> Result<u64> {
+    let (from, to) = (source.inode, target.inode);
     to.check_changeable(core)?;
     super::expect_regular(from)?;
     super::expect_regular(to)?;
     may_wait()?;
     let _ops = lock_both(from, to);
     check_files(from, to, Mode::Clone)?;
-    let Some(span) = Span::new((from, from_offset), (to, to_offset), len, Mode::Clone)? else {
-        return Ok(0);
-    };
+    let Some(span) = Span::new(source, target, len, Mode::Clone)? else { return Ok(0) };
     settle(core, from, to)?;
     let old = to.state.lock().size;
     if span.to > old {
-        let again = match before_growing(core, to, old)? {
-            Some((at, data)) => {
-                let admitted = admission::admit(core, to, at, data.len())?;
-                Some((at, data, admitted))
-            }
-            None => None,
-        };
-        grow_with(core, to, (old, span.to), again)?;
+        let again = before_growing(core, to, old)?;
+        grow_with(core, to, old..span.to, again)?;
         settle(core, from, to)?;
     }
     {
@@ -247,10 +243,11 @@ pub(crate) fn clone_range(
 /// is not within the target.
 pub(crate) fn dedupe_range(
     core: &Core,
-    (from, from_offset): (&Arc<Inode>, u64),
-    (to, to_offset): (&Arc<Inode>, u64),
+    source: Position<'_>,
+    target: Position<'_>,
     len: u64,
 ) -> Result<Deduped> {
+    let (from, to) = (source.inode, target.inode);
     // Not `check_changeable`: the content that a read-only subvolume shows does not change.
     core.check_writable()?;
     super::expect_regular(from)?;
@@ -259,11 +256,11 @@ pub(crate) fn dedupe_range(
     let _ops = lock_both(from, to);
     if len == 0 {
         // Checked before anything else, as on Linux.
-        let beyond = from_offset > from.state.lock().size;
+        let beyond = source.offset > from.state.lock().size;
         return if beyond { Err(BEHIND) } else { Ok(Deduped::Same { bytes: 0, shared: 0 }) };
     }
     check_files(from, to, Mode::Dedupe)?;
-    let Some(span) = Span::new((from, from_offset), (to, to_offset), len, Mode::Dedupe)? else {
+    let Some(span) = Span::new(source, target, len, Mode::Dedupe)? else {
         return Ok(Deduped::Same { bytes: len, shared: 0 });
     };
     settle(core, from, to)?;
@@ -301,10 +298,37 @@ enum Piece {
     Window(ExtentRecord),
 }
 
-/// What a file has at `at`, and where that ends, at `end` at the latest.
-fn piece(core: &Core, inode: &Inode, at: u64, end: u64) -> Result<(Piece, u64)> {
+impl Piece {
+    fn window(&self) -> Option<&ExtentRecord> {
+        match self {
+            Self::Window(record) => Some(record),
+            Self::Hole | Self::Inline => None,
+        }
+    }
+    /// What the target gets.
+    fn content(&self) -> New<'static> {
+        match self {
+            Self::Window(r) => New::Extent {
+                kind: r.kind,
+                at: r.disk_bytenr,
+                len: r.disk_num_bytes,
+                ram_bytes: r.ram_bytes,
+                compression: r.compression,
+                offset: r.offset,
+                create: false,
+                born: Some(r.generation),
+            },
+            Self::Hole | Self::Inline => New::Hole,
+        }
+    }
+}
+
+/// What a file has at the beginning of a range, and where that ends, at the end of the range at the
+/// latest.
+fn piece(core: &Core, inode: &Inode, range: Range<u64>) -> Result<(Piece, u64)> {
+    let Range { start: at, end } = range;
     let version = inode.subvol.version(core);
-    let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
+    let extent = ExtentCursor::new(&version, inode.object(), at)?.next()?;
     let Some(extent) = extent.filter(|e| e.start < end) else { return Ok((Piece::Hole, end)) };
     if extent.start > at {
         return Ok((Piece::Hole, extent.start));
@@ -333,20 +357,20 @@ impl Sharing<'_> {
         let end = self.span.from + ceil(self.span.len);
         let (mut at, mut shared) = (self.span.from, 0);
         while at < end {
-            let (piece, stop) = piece(self.core, self.from, at, end)?;
-            if let Some(stop) = self.is_done(&piece, at, stop)? {
+            let (piece, stop) = piece(self.core, self.from, at..end)?;
+            if let Some(stop) = self.is_done(&piece, at..stop)? {
                 at = stop;
                 continue;
             }
             if matches!(piece, Piece::Inline) {
-                self.copy(at, stop)?;
+                self.copy(at..stop)?;
                 at = stop;
                 continue;
             }
             if let Piece::Window(r) = &piece {
                 self.check_recorded(at, r)?;
             }
-            let reached = self.step(at, end)?;
+            let reached = self.step(at..end)?;
             shared += reached - at;
             at = reached;
             self.core.step_done()?;
@@ -358,15 +382,20 @@ impl Sharing<'_> {
     fn target(&self, at: u64) -> u64 {
         self.span.to + (at - self.span.from)
     }
+    /// The range of the target that belongs to a range of the source.
+    fn target_range(&self, range: &Range<u64>) -> Range<u64> {
+        self.target(range.start)..self.target(range.end)
+    }
 
-    /// Is there nothing to do for the source's piece at `at`? If so: up to where?
-    fn is_done(&self, piece: &Piece, at: u64, stop: u64) -> Result<Option<u64>> {
+    /// Is there nothing to do for the source's piece in this range? If so: up to where?
+    fn is_done(&self, piece: &Piece, range: Range<u64>) -> Result<Option<u64>> {
         if self.mode == Mode::Clone {
             return Ok(None);
         }
-        let start = self.target(at);
-        let (there, there_stop) = self::piece(self.core, self.to, start, self.target(stop))?;
-        let stop = at + (there_stop - start);
+        let there = self.target_range(&range);
+        let start = there.start;
+        let (there, there_stop) = self::piece(self.core, self.to, there)?;
+        let stop = range.start + (there_stop - start);
         let same = match (piece, there) {
             (Piece::Hole, Piece::Hole) | (Piece::Inline, _) => true,
             (Piece::Window(a), Piece::Window(b)) => {
@@ -393,77 +422,77 @@ impl Sharing<'_> {
     }
 
     /// Copies data that lies in the source's leaf.
-    fn copy(&self, at: u64, stop: u64) -> Result<()> {
-        let stop = stop.min(self.span.from + self.span.len);
-        let mut data = vec![0; index(stop - at)];
-        super::read::read_range(self.core, self.from, at, &mut data)?;
-        super::write_piece(self.core, self.to, self.target(at), &data)
+    fn copy(&self, range: Range<u64>) -> Result<()> {
+        let stop = range.end.min(self.span.from + self.span.len);
+        let mut data = vec![0; index(stop - range.start)];
+        super::read::read_range(self.core, self.from, range.start, &mut data)?;
+        super::write_piece(self.core, self.to, self.target(range.start), &data)
     }
 
-    /// Shares the piece at `at`, or a first part of it. Returns where that ends.
-    fn step(&self, at: u64, end: u64) -> Result<u64> {
-        let Self { core, from, to, .. } = *self;
+    /// Shares the piece at the beginning of the range, or a first part of it. Returns where that
+    /// ends.
+    fn step(&self, range: Range<u64>) -> Result<u64> {
+        let Self { core, to, .. } = *self;
         let mut h = core.begin(RESERVE_ITEMS + 2)?;
-        // The transaction that made an extent which comes to be shared, and a reference that keeps
-        // the extent as it is meanwhile.
-        let (piece, stop, guard) = {
-            let _extents = from.data.lock_extents();
-            if from.subvol.is_dead() {
-                return Err(Error::NotFound);
-            }
-            let (piece, stop) = piece(core, from, at, end)?;
-            let guard = match &piece {
-                Piece::Window(r) => Some(Guard::take(&mut h, to, self.target(at), r)?),
-                _ => None,
-            };
-            (piece, stop, guard)
-        };
-        let (start, to_stop) = (self.target(at), self.target(stop));
-        let new = match &piece {
-            Piece::Window(r) => New::Extent {
-                kind: r.kind,
-                at: r.disk_bytenr,
-                len: r.disk_num_bytes,
-                ram_bytes: r.ram_bytes,
-                compression: r.compression,
-                offset: r.offset,
-                create: false,
-                born: Some(r.generation),
-            },
-            _ => New::Hole,
-        };
-        let outcome = {
-            let _extents = to.data.lock_extents();
-            replace(&mut h, to, (start, to_stop), new, &mut false).and_then(|reached| {
-                self.grow(&mut h, reached)?;
-                Ok(reached)
-            })
-        };
+        let (piece, range, guard) = self.take(&mut h, range)?;
+        let there = self.target_range(&range);
+        let start = there.start;
+        let outcome = self.put(&mut h, there, piece.content());
         if let Some(guard) = guard {
             guard.release(&mut h, to)?;
         }
-        if let Piece::Window(r) = &piece {
+        if let Some(r) = piece.window() {
             self.mark(h.generation(), r.generation);
         }
         let reached = outcome?;
-        if let (Piece::Window(r), true) =
-            (&piece, fault!(core.options.tuning, CloneWithoutReference))
+        if let (Some(r), true) =
+            (piece.window(), fault!(core.options.tuning, CloneWithoutReference))
         {
             Guard::take(&mut h, to, start, r)?.release_twice(&mut h, to)?;
         }
-        delalloc::rewritten(to, start, reached);
-        if let Piece::Window(ExtentRecord { kind: ExtentKind::Prealloc, .. }) = piece
-            && !to.flags().contains(InodeFlags::PREALLOC)
-        {
-            // In files without this flag Linux does not look for such extents, and would show their
-            // holes as data.
-            to.change(&mut h, |state| {
+        delalloc::rewritten(to, &(start..reached));
+        if piece.window().is_some_and(|r| r.kind == ExtentKind::Prealloc) {
+            self.note_preallocated(&mut h);
+        }
+        h.mark_dirty(to);
+        Ok(self.span.from + (reached - self.span.to))
+    }
+
+    /// Takes what the source has at the beginning of the range: the piece, the part of the range
+    /// that it covers, and a reference that keeps an extent as it is meanwhile.
+    fn take(
+        &self,
+        h: &mut Handle<'_>,
+        range: Range<u64>,
+    ) -> Result<(Piece, Range<u64>, Option<Guard>)> {
+        let _extents = self.from.data.lock_extents();
+        if self.from.subvol.is_dead() {
+            return Err(Error::NotFound);
+        }
+        let (piece, stop) = piece(self.core, self.from, range.clone())?;
+        let start = self.target(range.start);
+        let guard = piece.window().map(|r| Guard::take(h, self.to, start, r)).transpose()?;
+        Ok((piece, range.start..stop, guard))
+    }
+
+    /// Puts the content into a range of the target, and lets the target grow as far as it goes.
+    /// Returns where that is.
+    fn put(&self, h: &mut Handle<'_>, range: Range<u64>, content: New<'_>) -> Result<u64> {
+        let _extents = self.to.data.lock_extents();
+        let reached = replace(h, self.to, range, content, &mut false)?;
+        self.grow(h, reached)?;
+        Ok(reached)
+    }
+
+    /// Notes that the target has preallocated extents. In files without this flag Linux does not
+    /// look for such extents, and would show their holes as data.
+    fn note_preallocated(&self, h: &mut Handle<'_>) {
+        if !self.to.flags().contains(InodeFlags::PREALLOC) {
+            self.to.change(h, |state| {
                 let flags = state.item.inode_flags() | InodeFlags::PREALLOC;
                 state.item.set_inode_flags(flags);
             });
         }
-        h.mark_dirty(to);
-        Ok(self.span.from + (reached - self.span.to))
     }
 
     /// Lets the target reach as far as the work is done. The caller holds the extent lock.
@@ -472,7 +501,7 @@ impl Sharing<'_> {
         let size = reached.min(self.span.to + self.span.len);
         if size > old {
             cover(h, self.to, size)?;
-            delalloc::grow(self.to, old, size, false);
+            delalloc::grow(self.to, &(old..size), false);
         }
         Ok(())
     }

@@ -135,8 +135,17 @@ pub(super) struct Done {
 #[derive(Debug)]
 pub(super) struct Assembled {
     pub(super) parts: Vec<Part>,
-    /// The inode is to be marked as incompressible.
-    pub(super) mark: bool,
+    /// Bytes that did not shrink although that was tried.
+    failed: u64,
+}
+
+impl Assembled {
+    /// Is a file of `size` bytes to be marked as incompressible?
+    pub(super) fn is_evidence(&self, size: u64) -> bool {
+        let nothing_shrank = self.parts.iter().all(|p| p.packed.is_none());
+        let much = self.failed >= EVIDENCE || 2 * self.failed >= size;
+        self.failed > 0 && nothing_shrank && much
+    }
 }
 
 /// Jobs for a run of `len` bytes, in whole sectors. `slices` gives its bytes.
@@ -223,8 +232,8 @@ impl Done {
     }
 }
 
-/// Puts a run of `len` bytes together from the results of its jobs. The file has `size` bytes.
-pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) -> Assembled {
+/// Puts a run of `len` bytes together from the results of its jobs.
+pub(super) fn assemble(len: u64, done: impl Iterator<Item = Done>) -> Assembled {
     let mut parts: Vec<Part> = Vec::new();
     let mut failed = 0;
     let plain = |parts: &mut Vec<Part>, range: Range<u64>| match parts.last_mut() {
@@ -243,9 +252,7 @@ pub(super) fn assemble(len: u64, size: u64, done: impl Iterator<Item = Done>) ->
         }
     }
     plain(&mut parts, at..len);
-    let nothing_shrank = parts.iter().all(|p| p.packed.is_none());
-    let mark = failed > 0 && nothing_shrank && (failed >= EVIDENCE || 2 * failed >= size);
-    Assembled { parts, mark }
+    Assembled { parts, failed }
 }
 
 /// Marks an inode whose data did not shrink. The caller notes that the item has to be written.
@@ -277,14 +284,15 @@ mod tests {
             done(k(256)..k(384), Some(4096)),
             done(k(384)..k(512), None),
         ];
-        let assembled = assemble(k(516), k(516), all.into_iter());
+        let assembled = assemble(k(516), all.into_iter());
         let shown: Vec<_> = assembled.parts.iter().map(|p| (p.range.clone(), p.stored())).collect();
         assert_eq!(shown, [(0..k(256), k(256)), (k(256)..k(384), 4096), (k(384)..k(516), k(132))]);
-        assert!(!assembled.mark, "something shrank");
-        let assembled = assemble(k(4), k(4), std::iter::empty());
+        assert!(!assembled.is_evidence(k(516)), "something shrank");
+        let assembled = assemble(k(4), std::iter::empty());
         assert_eq!(assembled.parts.len(), 1);
-        assert!(!assembled.mark);
-        let mark = |len: u64, size| assemble(len, size, [done(0..len, None)].into_iter()).mark;
+        assert!(!assembled.is_evidence(k(4)));
+        let mark =
+            |len: u64, size| assemble(len, [done(0..len, None)].into_iter()).is_evidence(size);
         assert!(mark(k(8), k(8)) && mark(k(8), k(16)) && mark(k(1024), u64::MAX));
         assert!(!mark(k(28), k(300 << 10)), "the end of a long file says little");
     }

@@ -16,10 +16,10 @@
 //! before anything changes. Long ranges take a transaction for every extent: after a crash they may
 //! be half done, as on Linux. The size grows in one step.
 
-use super::admission::{Admitted, admit, begin_with};
-use super::delalloc;
+use super::admission::{Rewrite, begin_with};
 use super::dirty::index;
 use super::extents::{ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
+use super::position::Position;
 use super::replace::{New, RESERVE_ITEMS, replace};
 use super::truncate::{before_growing, grow_with, is_inline};
 use crate::api::{Fallocate, may_wait, to_timespec};
@@ -27,23 +27,19 @@ use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
+use larder_format::MAX_DATA_EXTENT;
 use larder_format::items::{Compression, ExtentKind, InodeFlags};
-use larder_format::{MAX_DATA_EXTENT, ObjectId};
 use smallvec::SmallVec;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Changes how `len` bytes from `offset` on are kept. See the module's text.
+/// Changes how `len` bytes from a place on are kept. See the module's text.
 ///
 /// # Errors
 /// `Invalid` for an empty range; `FileTooBig`; `IsDirectory`, `Invalid` for other types;
 /// `NotPermitted` by flags; `NoSpace`; reading, corruption, `WouldBlock`.
-pub(crate) fn fallocate(
-    core: &Core,
-    inode: &Arc<Inode>,
-    how: Fallocate,
-    offset: u64,
-    len: u64,
-) -> Result<()> {
+pub(crate) fn fallocate(core: &Core, from: Position<'_>, len: u64, how: Fallocate) -> Result<()> {
+    let Position { inode, offset } = from;
     inode.check_changeable(core)?;
     super::expect_regular(inode)?;
     if len == 0 {
@@ -67,7 +63,7 @@ pub(crate) fn fallocate(
         Ok(()) | Err(Error::DataLost) => {}
         Err(e) => return Err(e),
     }
-    let range = (offset, end);
+    let range = offset..end;
     match how {
         Fallocate::Allocate { keep_size } => allocate(core, inode, range, keep_size),
         Fallocate::Zero { keep_size } => zero(core, inode, range, keep_size),
@@ -86,7 +82,7 @@ enum Kind {
 /// What lies at a sector, and where that ends.
 fn at(core: &Core, inode: &Inode, sector: u64) -> Result<(Kind, u64)> {
     let version = inode.subvol.version(core);
-    let next = ExtentCursor::new(&version, ObjectId(inode.id.ino), sector)?.next()?;
+    let next = ExtentCursor::new(&version, inode.object(), sector)?.next()?;
     Ok(match next {
         None => (Kind::Hole, MAX_FILE_SIZE + 1),
         Some(extent) if extent.start > sector => (Kind::Hole, extent.start),
@@ -101,33 +97,35 @@ fn at(core: &Core, inode: &Inode, sector: u64) -> Result<(Kind, u64)> {
     })
 }
 
-/// The first stretch without an extent of its own in `from..to`.
-fn gap(core: &Core, inode: &Inode, from: u64, to: u64) -> Result<Option<(u64, u64)>> {
+/// The first stretch without an extent of its own in the range.
+fn gap(core: &Core, inode: &Inode, range: &Range<u64>) -> Result<Option<Range<u64>>> {
+    if range.is_empty() {
+        return Ok(None);
+    }
     let version = inode.subvol.version(core);
-    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), from)?;
-    let mut start = from;
+    let mut cursor = ExtentCursor::new(&version, inode.object(), range.start)?;
+    let mut start = range.start;
     while let Some(extent) = cursor.next()? {
-        if extent.start >= to {
+        if extent.start >= range.end {
             break;
         }
         if extent.stored().is_some_and(larder_format::items::ExtentRecord::is_hole) {
             continue;
         }
         if extent.start > start {
-            return Ok(Some((start, extent.start)));
+            return Ok(Some(start..extent.start));
         }
         start = extent.end;
     }
-    Ok((start < to).then_some((start, to)))
+    Ok((start < range.end).then_some(start..range.end))
 }
 
-/// Bytes without an extent of their own in `from..to`.
-fn missing(core: &Core, inode: &Inode, from: u64, to: u64) -> Result<u64> {
-    let (mut at, mut sum) = (from, 0);
-    while at < to {
-        let Some((start, end)) = gap(core, inode, at, to)? else { break };
-        sum += end - start;
-        at = end;
+/// Bytes without an extent of their own in the range.
+fn missing(core: &Core, inode: &Inode, range: &Range<u64>) -> Result<u64> {
+    let (mut left, mut sum) = (range.clone(), 0);
+    while let Some(gap) = gap(core, inode, &left)? {
+        sum += gap.end - gap.start;
+        left.start = gap.end;
     }
     Ok(sum)
 }
@@ -141,18 +139,18 @@ fn reserve(core: &Core, bytes: u64) -> Result<Reservation> {
     core.space.accounts.reserve(SpaceKind::Data, bytes)
 }
 
-/// Puts preallocated extents into `from..to`, in the place of whatever is there.
+/// Puts preallocated extents into the range, in the place of whatever is there.
 fn preallocate(
     core: &Core,
     inode: &Arc<Inode>,
-    (from, to): (u64, u64),
+    range: Range<u64>,
     space: &mut Reservation,
 ) -> Result<()> {
-    let mut start = from;
-    while start < to {
+    let mut start = range.start;
+    while start < range.end {
         let run = core.space.allocate_data(
             &core.txns,
-            (to - start).min(MAX_DATA_EXTENT),
+            (range.end - start).min(MAX_DATA_EXTENT),
             SECTOR,
             space,
         )?;
@@ -181,7 +179,7 @@ fn insert(core: &Core, inode: &Arc<Inode>, start: u64, run: Run) -> Result<()> {
                 create: !owned,
                 born: None,
             };
-            let reached = replace(&mut h, inode, (at, end), new, &mut created);
+            let reached = replace(&mut h, inode, at..end, new, &mut created);
             drop(extents);
             if created {
                 inode.change(&mut h, |state| {
@@ -205,21 +203,9 @@ fn insert(core: &Core, inode: &Arc<Inode>, start: u64, run: Run) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that are going to be written to a file whose other data is in extents.
-struct Rewrite {
-    at: u64,
-    data: Vec<u8>,
-    admitted: Admitted,
-}
-
-impl Rewrite {
-    fn new(core: &Core, inode: &Inode, at: u64, data: Vec<u8>) -> Result<Self> {
-        let admitted = admit(core, inode, at, data.len())?;
-        Ok(Self { at, data, admitted })
-    }
-    fn zeros(core: &Core, inode: &Inode, (start, end): (u64, u64)) -> Result<Self> {
-        Self::new(core, inode, start, vec![0; index(end - start)])
-    }
+/// Zeros for a range of a file whose other data is in extents.
+fn zeros(core: &Core, inode: &Inode, range: Range<u64>) -> Result<Rewrite> {
+    Rewrite::new(core, inode, range.start, vec![0; index(range.end - range.start)])
 }
 
 /// Takes bytes in, and notes that the file was changed.
@@ -237,147 +223,160 @@ fn touch(
         state.size
     });
     for rewrite in rewrites {
-        delalloc::take_in(core, inode, rewrite.at, &rewrite.data, size, rewrite.admitted);
+        rewrite.take_in(core, inode, size);
     }
     h.mark_dirty(inode);
     Ok(())
 }
 
-/// What has to be written before the file may have extents up to `to` and the size `size`. See
-/// [`before_growing`].
-fn before_extending(core: &Core, inode: &Inode, to: u64, size: u64) -> Result<Option<Rewrite>> {
+/// How far a file is to reach.
+struct Reach {
+    /// The end of its extents.
+    extents: u64,
+    size: u64,
+}
+
+/// What has to be written before the file may reach so far. See [`before_growing`].
+fn before_extending(core: &Core, inode: &Inode, to: &Reach) -> Result<Option<Rewrite>> {
     let old = inode.state.lock().size;
-    let again =
-        if size > old || (to > SECTOR && old > 0 && old <= SECTOR && is_inline(core, inode)?) {
-            before_growing(core, inode, old)?
-        } else {
-            None
-        };
-    again.map(|(at, data)| Rewrite::new(core, inode, at, data)).transpose()
+    let may_leave_leaf = to.extents > SECTOR && old > 0 && old <= SECTOR;
+    if to.size > old || (may_leave_leaf && is_inline(core, inode)?) {
+        before_growing(core, inode, old)
+    } else {
+        Ok(None)
+    }
 }
 
 /// Sets the size, if it grows, and takes in what has to be written because of that.
 fn extend(core: &Core, inode: &Arc<Inode>, size: u64, again: Option<Rewrite>) -> Result<()> {
     let old = inode.state.lock().size;
     if size > old {
-        let again = again.map(|r| (r.at, r.data, r.admitted));
-        grow_with(core, inode, (old, size), again)?;
+        grow_with(core, inode, old..size, again)?;
         touch(core, inode, None)
     } else {
         touch(core, inode, again)
     }
 }
 
-fn allocate(
-    core: &Core,
-    inode: &Arc<Inode>,
-    (offset, end): (u64, u64),
-    keep_size: bool,
-) -> Result<()> {
-    let (from, to) = (floor(offset), ceil(end));
+/// The size that the file has afterwards.
+fn new_size(inode: &Inode, range: &Range<u64>, keep_size: bool) -> u64 {
     let old = inode.state.lock().size;
-    let size = if keep_size { old } else { old.max(end) };
-    let mut space = reserve(core, missing(core, inode, from, to)?)?;
-    let again = before_extending(core, inode, to, size)?;
-    let mut at = from;
-    while at < to {
-        let Some(gap) = gap(core, inode, at, to)? else { break };
+    if keep_size { old } else { old.max(range.end) }
+}
+
+fn allocate(core: &Core, inode: &Arc<Inode>, range: Range<u64>, keep_size: bool) -> Result<()> {
+    let mut sectors = floor(range.start)..ceil(range.end);
+    let size = new_size(inode, &range, keep_size);
+    let mut space = reserve(core, missing(core, inode, &sectors)?)?;
+    let again = before_extending(core, inode, &Reach { extents: sectors.end, size })?;
+    while let Some(gap) = gap(core, inode, &sectors)? {
+        sectors.start = gap.end;
         preallocate(core, inode, gap, &mut space)?;
-        at = gap.1;
     }
     extend(core, inode, size, again)
 }
 
-/// The parts of sectors at the edges of a range that are within the file and not in holes; and the
-/// whole sectors between them.
-type Parts = (SmallVec<[(u64, u64); 2]>, (u64, u64));
+/// Parts of sectors at the edges of a range.
+type Edges = SmallVec<[Range<u64>; 2]>;
 
-fn punch(core: &Core, inode: &Arc<Inode>, (offset, end): (u64, u64)) -> Result<()> {
-    let (edges, whole) = parts(core, inode, (offset, end))?;
-    let zeros = edges.into_iter().map(|edge| Rewrite::zeros(core, inode, edge));
+fn punch(core: &Core, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
+    let whole = ceil(range.start)..floor(range.end);
+    let edges = edges_to_punch(core, inode, &range, &whole)?;
+    let zeros = edges.into_iter().map(|edge| zeros(core, inode, edge));
     let zeros = zeros.collect::<Result<SmallVec<[Rewrite; 2]>>>()?;
     touch(core, inode, zeros)?;
-    let mut at = whole.0;
-    while at < whole.1 {
+    let mut at = whole.start;
+    while at < whole.end {
         let mut h = core.begin_deleting(RESERVE_ITEMS + 2)?;
         let extents = inode.data.lock_extents();
-        at = replace(&mut h, inode, (at, whole.1), New::Hole, &mut false)?;
+        at = replace(&mut h, inode, at..whole.end, New::Hole, &mut false)?;
         drop((extents, h));
         core.step_done()?;
     }
     Ok(())
 }
 
-fn parts(core: &Core, inode: &Inode, (offset, end): (u64, u64)) -> Result<Parts> {
+/// The parts of sectors at the edges of a range that are within the file and not in holes. `whole`
+/// are the whole sectors between them.
+fn edges_to_punch(
+    core: &Core,
+    inode: &Inode,
+    range: &Range<u64>,
+    whole: &Range<u64>,
+) -> Result<Edges> {
     let size = inode.state.lock().size;
-    let whole = (ceil(offset), floor(end));
-    let mut edges = SmallVec::new();
-    let candidates = if whole.0 > whole.1 {
-        [(offset, end), (end, end)]
+    let candidates = if whole.start > whole.end {
+        [range.clone(), range.end..range.end]
     } else {
-        [(offset, whole.0), (whole.1, end)]
+        [range.start..whole.start, whole.end..range.end]
     };
-    for (start, end) in candidates {
-        let end = end.min(size);
-        if start < end && at(core, inode, floor(start))?.0 != Kind::Hole {
-            edges.push((start, end));
+    let mut edges = Edges::new();
+    for edge in candidates {
+        let edge = edge.start..edge.end.min(size);
+        if !edge.is_empty() && at(core, inode, floor(edge.start))?.0 != Kind::Hole {
+            edges.push(edge);
         }
     }
-    Ok((edges, whole))
+    Ok(edges)
 }
 
-fn zero(core: &Core, inode: &Arc<Inode>, (offset, end): (u64, u64), keep_size: bool) -> Result<()> {
+fn zero(core: &Core, inode: &Arc<Inode>, range: Range<u64>, keep_size: bool) -> Result<()> {
     let old = inode.state.lock().size;
-    let size = if keep_size { old } else { old.max(end) };
-    let mut offset = offset;
-    let (mut from, mut to) = (floor(offset), ceil(end));
-    if let (Kind::Preallocated, reached) = at(core, inode, from)? {
-        from = reached.min(to);
-        offset = from;
+    let size = new_size(inode, &range, keep_size);
+    let (sectors, edges) = parts_to_zero(core, inode, &range)?;
+    let mut space = reserve(core, sectors.end.saturating_sub(sectors.start))?;
+    // The bytes taken in here must not come back over what is about to be replaced.
+    let again = before_extending(core, inode, &Reach { extents: ceil(range.end), size })?;
+    let again = again.filter(|r| !sectors.contains(&floor(r.at)));
+    let within = edges.into_iter().map(|edge| edge.start..edge.end.min(old));
+    let zeros = within
+        .filter(|edge| !edge.is_empty())
+        .map(|edge| zeros(core, inode, edge))
+        .collect::<Result<SmallVec<[Rewrite; 2]>>>()?;
+    extend(core, inode, size, again)?;
+    touch(core, inode, zeros)?;
+    preallocate(core, inode, sectors, &mut space)
+}
+
+/// What zeroing does to a range: the sectors that get preallocated extents, and the parts of
+/// sectors at the edges that get zeros.
+fn parts_to_zero(core: &Core, inode: &Inode, range: &Range<u64>) -> Result<(Range<u64>, Edges)> {
+    let Range { mut start, end } = *range;
+    let mut sectors = floor(start)..ceil(end);
+    if let (Kind::Preallocated, reached) = at(core, inode, sectors.start)? {
+        sectors.start = reached.min(sectors.end);
+        start = sectors.start;
     }
-    let mut edges: SmallVec<[(u64, u64); 2]> = SmallVec::new();
-    if to - from == SECTOR {
-        match at(core, inode, from)?.0 {
-            Kind::Preallocated => to = from,
-            Kind::Written if end.min(to) - offset < SECTOR => {
-                edges.push((offset, end));
-                to = from;
+    let mut edges = Edges::new();
+    if sectors.end - sectors.start == SECTOR {
+        match at(core, inode, sectors.start)?.0 {
+            Kind::Preallocated => sectors.end = sectors.start,
+            Kind::Written if end.min(sectors.end) - start < SECTOR => {
+                edges.push(start..end);
+                sectors.end = sectors.start;
             }
             _ => {}
         }
-    } else if from < to {
-        let (head, tail) = (floor(offset), floor(end));
-        if head < offset {
+    } else if !sectors.is_empty() {
+        let (head, tail) = (floor(start), floor(end));
+        if head < start {
             let kind = at(core, inode, head)?.0;
             if kind == Kind::Written {
-                edges.push((offset, ceil(offset)));
+                edges.push(start..ceil(start));
             }
             if kind != Kind::Hole {
-                from = ceil(offset);
+                sectors.start = ceil(start);
             }
         }
         if tail < end {
             let kind = at(core, inode, tail)?.0;
             if kind == Kind::Written {
-                edges.push((tail, end));
+                edges.push(tail..end);
             }
             if kind != Kind::Hole {
-                to = tail;
+                sectors.end = tail;
             }
         }
     }
-    let mut space = reserve(core, to.saturating_sub(from))?;
-    // The bytes taken in here must not come back over what is about to be replaced.
-    let again = before_extending(core, inode, ceil(end), size)?;
-    let again = again.filter(|r| !(from..to).contains(&floor(r.at)));
-    let mut zeros: SmallVec<[Rewrite; 2]> = SmallVec::new();
-    for (start, end) in edges {
-        let end = end.min(old);
-        if start < end {
-            zeros.push(Rewrite::zeros(core, inode, (start, end))?);
-        }
-    }
-    extend(core, inode, size, again)?;
-    touch(core, inode, zeros)?;
-    preallocate(core, inode, (from, to), &mut space)
+    Ok((sectors, edges))
 }

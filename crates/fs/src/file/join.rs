@@ -18,6 +18,7 @@ use crate::transaction::{Ground, Handle};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef};
 use larder_format::{FileOffset, Generation, Logical, MAX_DATA_EXTENT, ObjectId};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Shorter pieces are not examined: they come from small or scattered writes, and looking has a
@@ -65,21 +66,21 @@ impl Whole {
     }
 }
 
-/// Joins the extent that was just entered at `start` of the file with its neighbours where that is
+/// Joins the extent that was just entered for a range of the file with its neighbours where that is
 /// possible. The caller holds the inode's extent lock.
 ///
 /// # Errors
 /// Reading, corruption, no space; nothing is changed then.
-pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, start: u64, len: u64) -> Result<()> {
-    if len < WORTH_IT || inode.has_logged_extents(h) {
+pub(super) fn join(h: &mut Handle<'_>, inode: &Arc<Inode>, range: &Range<u64>) -> Result<()> {
+    if range.end - range.start < WORTH_IT || inode.has_logged_extents(h) {
         return Ok(());
     }
     let version = inode.subvol.version(h.ground);
-    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
+    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), range.start)?;
     let generation = h.generation();
     let whole = |e: &Extent| Whole::of(e, generation);
     let before = cursor.before().and_then(whole);
-    let Some(mut this) = cursor.next()?.as_ref().and_then(whole).filter(|e| e.start == start)
+    let Some(mut this) = cursor.next()?.as_ref().and_then(whole).filter(|e| e.start == range.start)
     else {
         return Ok(());
     };
@@ -118,7 +119,7 @@ fn join_two(h: &mut Handle<'_>, inode: &Arc<Inode>, left: &Whole, right: &Whole)
         h.txn.refs.lock().split_created(sides(left), sides(right), generation);
     }
     if done.is_ok() {
-        inode.changes.lock().add(h.generation(), left.start, right.start + right.len());
+        inode.changes.lock().add(h.generation(), left.start..right.start + right.len());
         inode.state.lock().changed_in(h.generation());
     }
     done.map(|()| true)

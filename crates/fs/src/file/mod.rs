@@ -11,6 +11,8 @@
 //! | `read` | where bytes come from, and how they are verified |
 //! | `sums` | where the checksums of data are |
 //! | `clone` | what sharing extents between files needs, and when it is allowed |
+//! | `copy` | what a copy shares, and what it reads and writes |
+//! | `position` | a place in a file |
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
 //! | `map` | which extents are shared, and with what |
 //! | `nocow` | when bytes may be written in place, and how |
@@ -22,19 +24,23 @@
 //! A write goes into memory, with space reserved for it ([`delalloc`]). Write-back turns it into
 //! extents later. The room gives two promises to the rest of the engine. An extent enters the tree
 //! only when its data is on the device (a commit flushes it). The size in an inode's item never
-//! covers bytes that are not in extents ([`delalloc::FileData::disk_size`]). Longer reasons are in
+//! covers bytes that are not in extents ([`FileData::disk_size`]). Longer reasons are in
 //! `docs/FILE-DATA.md`.
+//!
+//! [`FileData::disk_size`]: crate::engine::file_data::FileData::disk_size
 
 mod admission;
 mod batch;
 mod clone;
 pub(crate) mod compress;
+mod copy;
 mod extents;
 mod fallocate;
 mod join;
 mod map;
 mod nocow;
 mod older;
+mod position;
 pub(crate) mod property;
 mod read;
 pub(crate) mod reclaim;
@@ -45,9 +51,11 @@ mod truncate;
 mod writeback;
 
 pub(crate) use clone::{clone_range, dedupe_range};
+pub(crate) use copy::copy_range;
 pub(crate) use extents::{MAX_FILE_SIZE, SECTOR, ceil, floor};
 pub(crate) use fallocate::fallocate;
 pub(crate) use map::map;
+pub(crate) use position::Position;
 pub(crate) use replace::{LastRefs, has_no_holes};
 pub(crate) use seek::seek;
 pub(crate) use sums::View as Sums;
@@ -55,22 +63,20 @@ pub(crate) use truncate::truncate;
 pub(crate) use writeback::one_batch;
 
 use crate::api::{FileKind, may_wait, past_no_return, to_timespec};
-use crate::engine::delalloc::{self, dirty, scratch};
+use crate::engine::delalloc::{self, Admitted, take_in};
+use crate::engine::file_data::dirty;
 use crate::engine::inline::{max_inline, may_be_inline, may_be_inline_somehow};
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
 use crate::lock::Shared;
 use crate::transaction::Handle;
 use admission::{admit, begin_taking_in, begin_with};
-use delalloc::take_in;
 use larder_format::items::InodeFlags;
 use replace::{RESERVE_ITEMS, cover};
 use std::sync::Arc;
 
 /// A longer write is taken in by pieces of this length.
 const WRITE_PIECE: usize = 4 << 20;
-/// Bytes that a copy holds in memory.
-const COPY_PIECE: u64 = 1 << 20;
 
 fn expect_regular(inode: &Inode) -> Result<()> {
     match inode.kind {
@@ -150,10 +156,6 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
     } else {
         None
     };
-    let admitted_again = match &again {
-        Some((at, data)) => Some(admit(core, inode, *at, data.len())?),
-        None => None,
-    };
     let mut admitted = admit(core, inode, at, data.len())?;
     let mut h = if at > size && !has_no_holes(core) {
         begin_behind_gap(core, inode, at, &mut admitted)?
@@ -168,8 +170,8 @@ fn write_piece(core: &Core, inode: &Arc<Inode>, at: u64, data: &[u8]) -> Result<
         state.item.mtime = now;
         state.item.ctime = now;
     });
-    if let (Some((at, data)), Some(admitted)) = (again, admitted_again) {
-        take_in(core, inode, at, &data, size, admitted);
+    if let Some(again) = again {
+        again.take_in(core, inode, size);
     }
     take_in(core, inode, at, data, size, admitted);
     // Marked once more, because what is delayed by now holds the size on disk back.
@@ -184,85 +186,13 @@ fn begin_behind_gap<'a>(
     core: &'a Core,
     inode: &Arc<Inode>,
     at: u64,
-    admitted: &mut admission::Admitted,
+    admitted: &mut Admitted,
 ) -> Result<Handle<'a>> {
     may_wait()?;
     let mut h = begin_with(core, inode, (RESERVE_ITEMS, false), Some(admitted))?;
     let _extents = inode.data.lock_extents();
     cover(&mut h, inode, at)?;
     Ok(h)
-}
-
-/// Copies a range. Returns the bytes that were copied: 0 at the source's end. Whole sectors share
-/// their extents where that is possible.
-///
-/// # Errors
-/// `Invalid` for ranges of one file that overlap; the errors of reading and writing, when nothing
-/// was copied.
-pub(crate) fn copy_range(
-    core: &Core,
-    from: &Arc<Inode>,
-    from_offset: u64,
-    to: &Arc<Inode>,
-    to_offset: u64,
-    len: u64,
-) -> Result<u64> {
-    expect_regular(from)?;
-    expect_regular(to)?;
-    // Checked even if there is nothing to copy: a file there cannot even be opened for writing.
-    to.check_changeable(core)?;
-    let size = from.state.lock().size;
-    let len = len.min(size.saturating_sub(from_offset));
-    if len == 0 {
-        return Ok(0);
-    }
-    let end = to_offset.checked_add(len).ok_or(Error::FileTooBig)?;
-    if from.id == to.id && from_offset < end && to_offset < from_offset + len {
-        return Err(Error::Invalid("the ranges overlap"));
-    }
-    let mut done = 0;
-    let outcome = (|| {
-        if let Some((skip, shared)) = clone::part(core, from, from_offset, to, to_offset, len) {
-            copy_bytes(core, (from, from_offset), (to, to_offset), skip, &mut done)?;
-            if done < skip {
-                return Ok(());
-            }
-            let (from_offset, to_offset) = (from_offset + skip, to_offset + skip);
-            match clone_range(core, (from, from_offset), (to, to_offset), shared) {
-                Ok(n) => done += n,
-                // A size or a flag has changed since: bytes can be copied all the same.
-                Err(Error::Invalid(_)) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        copy_bytes(core, (from, from_offset), (to, to_offset), len, &mut done)
-    })();
-    match outcome {
-        Err(e) if done == 0 => Err(e),
-        _ => Ok(done),
-    }
-}
-
-/// Copies bytes from `done` to `len` of a range, and counts `done` up. Ends early at the source's
-/// end.
-fn copy_bytes(
-    core: &Core,
-    (from, from_offset): (&Arc<Inode>, u64),
-    (to, to_offset): (&Arc<Inode>, u64),
-    len: u64,
-    done: &mut u64,
-) -> Result<()> {
-    let mut buf = vec![0; dirty::index((len - *done).min(COPY_PIECE))];
-    while *done < len {
-        let want = dirty::index((len - *done).min(COPY_PIECE));
-        let n = read(core, from, from_offset + *done, &mut buf[..want])?;
-        if n == 0 {
-            break;
-        }
-        write(core, to, to_offset + *done, &buf[..n])?;
-        *done += n as u64;
-    }
-    Ok(())
 }
 
 /// Writes an inode's data back and waits for it, without a commit.

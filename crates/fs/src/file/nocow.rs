@@ -24,6 +24,7 @@ use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
 use crate::space::groups::BlockGroup;
 use crate::space::{Run, extent_tree};
+use crate::transaction::Handle;
 use crate::tree::Version;
 use larder_format::items::{
     BlockGroupFlags, Compression, ExtentKind, ExtentRecord, ExtentRef, InodeFlags,
@@ -31,6 +32,7 @@ use larder_format::items::{
 use larder_format::{FileOffset, Generation, ObjectId};
 use std::io::IoSlice;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes written under one handle at most: a seal waits for them.
 const PER_HANDLE: u64 = 4 << 20;
@@ -148,19 +150,14 @@ fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Kno
     }
 }
 
-/// The place of the sector at `at`, and of those behind it up to `end`, if they may be written in
-/// place.
-fn place(
-    core: &Core,
-    inode: &Inode,
-    extent: &Extent,
-    (at, end): (u64, u64),
-) -> Result<Option<Run>> {
+/// The place of these sectors of an extent, if they may be written in place.
+fn place(core: &Core, inode: &Inode, extent: &Extent, sectors: &Range<u64>) -> Result<Option<Run>> {
     let Some(r) = window(extent, inode.flags()) else { return Ok(None) };
     if !is_ours(core, inode, extent.start, &r)? {
         return Ok(None);
     }
-    let run = Run::new(r.disk_bytenr.plus(r.offset + (at - extent.start)), end - at);
+    let skip = r.offset + (sectors.start - extent.start);
+    let run = Run::new(r.disk_bytenr.plus(skip), sectors.end - sectors.start);
     Ok((!View::new(core).any(core, run)?).then_some(run))
 }
 
@@ -179,7 +176,7 @@ pub(super) fn in_place(core: &Core, inode: &Inode, start: u64, len: usize) -> Re
     while at < end {
         let Some(extent) = cursor.next()?.filter(|e| e.start <= at) else { return Ok(false) };
         let stop = extent.end.min(end);
-        if place(core, inode, &extent, (at, stop))?.is_none() {
+        if place(core, inode, &extent, &(at..stop))?.is_none() {
             return Ok(false);
         }
         at = stop;
@@ -206,25 +203,11 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         let core = handles.core;
         handles.get()?;
         let extents = inode.data.lock_extents();
-        let version = inode.subvol.version(core);
-        let extent = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?.next()?;
-        drop(version);
-        let here = extent.as_ref().filter(|e| e.start <= at);
-        let stop = here.map_or_else(|| extent.as_ref().map_or(end, |e| e.start), |e| e.end);
-        let mut stop = stop.min(end);
-        let run = match here {
-            Some(extent) => {
-                let bounded = stop.min(at + PER_HANDLE);
-                let run = place(core, inode, extent, (at, bounded))?;
-                stop = if run.is_some() { bounded } else { stop };
-                run.map(|run| (run, extent))
-            }
-            None => None,
-        };
+        let (found, stop) = stretch(core, inode, at..end)?;
         let range = at - start..stop - start;
-        match run {
-            Some((run, extent)) => {
-                write_run(handles, item, extent, (at, stop), run)?;
+        match found {
+            Some((extent, run)) => {
+                write_run(handles, item, &extent, at..stop, run)?;
                 // No item shows the change, but an `fsync` has to flush it.
                 inode.state.lock().changed_in(handles.get_same().generation());
                 written += run.len;
@@ -247,20 +230,38 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
     Ok(left)
 }
 
-/// Writes the sectors `at..stop` of a run to where they belong, and turns preallocated space into
+/// What lies at the beginning of a range: an extent and the place in it, if that may be written in
+/// place. Also where that ends.
+fn stretch(core: &Core, inode: &Inode, range: Range<u64>) -> Result<(Option<(Extent, Run)>, u64)> {
+    let Range { start: at, end } = range;
+    let version = inode.subvol.version(core);
+    let Some(extent) = ExtentCursor::new(&version, inode.object(), at)?.next()? else {
+        return Ok((None, end));
+    };
+    drop(version);
+    if extent.start > at {
+        return Ok((None, extent.start.min(end)));
+    }
+    let stop = extent.end.min(end);
+    let bounded = stop.min(at + PER_HANDLE);
+    Ok(match place(core, inode, &extent, &(at..bounded))? {
+        Some(run) => (Some((extent, run)), bounded),
+        None => (None, stop),
+    })
+}
+
+/// Writes these sectors of a run in flight to where they belong, and turns preallocated space into
 /// data.
 fn write_run(
     handles: &mut Handles<'_>,
     item: &Item,
     extent: &Extent,
-    (at, stop): (u64, u64),
+    sectors: Range<u64>,
     run: Run,
 ) -> Result<()> {
     let core = handles.core;
-    let h = handles.get_same();
-    let inode = &item.submission.inode;
-    let begin = item.submission.in_flight.taken.start;
-    let slices = item.slices(at - begin..stop - begin);
+    let begin = item.taken().start;
+    let slices = item.slices(sectors.start - begin..sectors.end - begin);
     let io: Vec<IoSlice<'_>> = slices.iter().map(|s| IoSlice::new(s)).collect();
     let write = || {
         core.volume.write_vectored(run.start, &io).map_err(|e| {
@@ -275,34 +276,45 @@ fn write_run(
     }
     let record = extent.stored().expect("`window` has found a stored extent");
     if record.kind == ExtentKind::Prealloc {
-        let mut from = at;
-        while from < stop {
-            let new = New::Extent {
-                kind: ExtentKind::Regular,
-                at: record.disk_bytenr,
-                len: record.disk_num_bytes,
-                ram_bytes: record.ram_bytes,
-                compression: Compression::None,
-                offset: record.offset + (from - extent.start),
-                create: false,
-                born: None,
-            };
-            if from == at && item.is_verified() {
-                h.txn.filled.lock().insert(record.disk_bytenr, inode.id);
-                h.add_csums(run.start, csums_of(core.csum, &slices, super::dirty::index(run.len)));
-            }
-            from = match replace(h, inode, (from, stop), new, &mut false) {
-                Ok(reached) => reached,
-                Err(e) => {
-                    // The space stays preallocated, and must not have checksums.
-                    h.forget_csums(run);
-                    return Err(e);
-                }
-            };
+        let h = handles.get_same();
+        if item.is_verified() {
+            h.txn.filled.lock().insert(record.disk_bytenr, item.submission.inode.id);
+            h.add_csums(run.start, csums_of(core.csum, &slices, super::dirty::index(run.len)));
         }
+        let filled = fill(h, &item.submission.inode, extent, record, sectors);
+        if filled.is_err() {
+            // The space stays preallocated, and must not have checksums.
+            h.forget_csums(run);
+        }
+        filled?;
     }
     if early {
         write()?;
+    }
+    Ok(())
+}
+
+/// Turns these sectors of a preallocated extent into data.
+fn fill(
+    h: &mut Handle<'_>,
+    inode: &Arc<Inode>,
+    extent: &Extent,
+    record: &ExtentRecord,
+    sectors: Range<u64>,
+) -> Result<()> {
+    let mut from = sectors.start;
+    while from < sectors.end {
+        let new = New::Extent {
+            kind: ExtentKind::Regular,
+            at: record.disk_bytenr,
+            len: record.disk_num_bytes,
+            ram_bytes: record.ram_bytes,
+            compression: Compression::None,
+            offset: record.offset + (from - extent.start),
+            create: false,
+            born: None,
+        };
+        from = replace(h, inode, from..sectors.end, new, &mut false)?;
     }
     Ok(())
 }

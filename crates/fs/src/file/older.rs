@@ -2,6 +2,7 @@
 //!
 //! What the values mean, and why they are there: [`crate::tuning::older`].
 
+use super::dirty::Tick;
 use super::{Delayed, writeback};
 use crate::engine::Core;
 use crate::tuning::older::Reclaim;
@@ -11,7 +12,7 @@ impl Reclaim {
     /// was written, which is nothing where there was nothing to take.
     pub(super) fn some(self, core: &Core, left: Delayed) -> Delayed {
         match self {
-            Self::AsNeeded => writeback::batch(core, u64::MAX, left),
+            Self::AsNeeded => writeback::batch(core, Tick::NEVER, left),
             Self::WholeInodes => writeback::whole_file(core),
         }
     }

@@ -54,8 +54,8 @@ impl<E: Into<Error>> From<E> for ReadStop {
 pub(super) fn read_range(core: &Core, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
     let mut gaps = Gaps::new(offset, buf.len());
     inode.data.overlay(buf, &mut gaps);
-    for &(start, end) in gaps.left() {
-        read_extents(core, inode, start, gaps.slice(buf, start, end))?;
+    for gap in gaps.left() {
+        read_extents(core, inode, gap.start, gaps.slice(buf, gap))?;
     }
     Ok(())
 }

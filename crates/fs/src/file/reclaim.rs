@@ -19,6 +19,7 @@ use crate::file::Delayed;
 use crate::space::SpaceKind;
 use crate::space::alloc::ChunkOutcome;
 use crate::space::reserve::Reclaim;
+use larder_format::Generation;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -37,130 +38,175 @@ impl Reclaim for Reclaimer {
         if core.txns.failure().is_some() {
             return core.check_writable().map(|()| false);
         }
-        let moment = || (core.txns.published(), core.space.chunk_changes());
-        let begun = moment();
-        let before = core.space.accounts.unheld(kind);
-        let accounts = &core.space.accounts;
-        let enough =
-            || accounts.fits(kind, bytes) || accounts.unheld(kind) >= before.saturating_add(bytes);
-        core.space.hurry();
-        core.space.give_back_preallocated();
-        if enough() {
+        let begun = Moment::now(&core);
+        let unheld = core.space.accounts.unheld(kind);
+        Round { core: &core, kind, bytes, begun, unheld }.run()
+    }
+}
+
+/// What other threads may have done: what was published, and how often chunks were made or given
+/// back.
+#[derive(PartialEq, Eq)]
+struct Moment(Generation, u64);
+
+impl Moment {
+    fn now(core: &Core) -> Self {
+        Self(core.txns.published(), core.space.chunk_changes())
+    }
+}
+
+/// A round of steps, until so many bytes can be reserved.
+struct Round<'a> {
+    core: &'a Core,
+    kind: SpaceKind,
+    bytes: u64,
+    begun: Moment,
+    /// Bytes that nothing held when it began.
+    unheld: u64,
+}
+
+impl Round<'_> {
+    /// False if nothing is left that could be done.
+    fn run(&self) -> Result<bool> {
+        self.core.space.hurry();
+        self.core.space.give_back_preallocated();
+        if self.is_enough() || self.kind == SpaceKind::Metadata && self.end_promises()? {
             return Ok(true);
         }
-        let commit = || -> Result<()> {
-            core.reclaims.commits.fetch_add(1, Ordering::Relaxed);
-            core.commit_now()?;
-            core.space.hurry();
-            let pinned = |kind| core.space.accounts.figures(kind).pinned > 0;
-            if !enough() && (pinned(SpaceKind::Data) || pinned(SpaceKind::Metadata)) {
-                // There are still readers of what was freed.
-                core.epochs.wait_for_oldest();
-                core.space.hurry();
-            }
-            Ok(())
-        };
-        let stats = &core.reclaims;
-        if kind == SpaceKind::Metadata {
-            // A chunk for metadata is never given to data again while anything is left in it. So
-            // none is made where promises are all that stands in the way and a commit ends them.
-            let figures = accounts.figures(kind);
-            let scarce = figures.used >= figures.total / 4 * 3;
-            let promises = || core.txns.running().kept() + accounts.figures(kind).pinned;
-            // One commit serves all waiters.
-            if !scarce && promises() >= bytes.max(accounts.wanted(kind)) {
-                commit()?;
-                if enough() {
-                    return Ok(true);
-                }
-            }
-            // Delayed data has reserved many times what its items use. Writing it leaves notes; the
-            // commit ends these.
-            if !scarce {
-                let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
-                if write_delayed(&core, Delayed { bytes: u64::MAX, runs: index(files) }, || {
-                    commit()?;
-                    Ok(enough())
-                })? {
-                    return Ok(true);
-                }
-            }
-            if !scarce && promises() >= bytes {
-                commit()?;
-                if enough() {
-                    return Ok(true);
-                }
-            }
-        }
-        // Makes a chunk, unless space has become free meanwhile.
-        let chunk = || -> Result<ChunkOutcome> {
-            let seen = core.space.seen(kind);
-            if enough() {
-                return Ok(ChunkOutcome::Granted);
-            }
-            let outcome = core.space.chunk_in_running(&core.txns, kind, seen)?;
-            stats.chunks.fetch_add(u64::from(outcome == ChunkOutcome::Granted), Ordering::Relaxed);
-            Ok(outcome)
-        };
-        let outcome = chunk()?;
+        let outcome = self.make_chunk()?;
         if outcome == ChunkOutcome::Granted {
             return Ok(true);
         }
-        // Operations on metadata reserve many times what they use. When those under way have ended,
-        // delayed data is written and a commit is done, nothing is left of that. Also, the first
-        // commit shows which chunks are empty, its own transaction's included, and the second gives
-        // them back.
-        if outcome == ChunkOutcome::Promised || core.space.has_idle_chunks(kind) {
-            let after_commits = || -> Result<bool> {
-                for _ in 0..2 {
-                    commit()?;
-                    match chunk()? {
-                        ChunkOutcome::Granted => return Ok(true),
-                        ChunkOutcome::NoRoom if !core.space.has_idle_chunks(kind) => break,
-                        _ => {}
-                    }
-                }
-                Ok(false)
-            };
-            let files = Delayed { bytes: u64::MAX, runs: index(FEWEST_FILES) };
-            let made = || -> Result<bool> {
-                Ok(after_commits()? || write_delayed(&core, files, after_commits)?)
-            };
-            // A request for metadata stands in that line already.
-            let made = if kind == SpaceKind::Data && !accounts.is_mixed() {
-                accounts.alone(SpaceKind::Metadata, made)
-            } else {
-                made()
-            };
-            if made? {
-                return Ok(true);
-            }
+        let room = outcome == ChunkOutcome::Promised || self.core.space.has_idle_chunks(self.kind);
+        if room && self.free_chunks()? {
+            return Ok(true);
         }
         // Delayed data may have reserved more than it needs.
-        let least = Delayed { bytes: bytes.max(LEAST_BYTES), runs: usize::MAX };
-        if write_delayed(&core, least, || Ok(enough()))? {
+        let least = Delayed { bytes: self.bytes.max(LEAST_BYTES), runs: usize::MAX };
+        if write_delayed(self.core, least, || Ok(self.is_enough()))? || self.wait_for_commit()? {
             return Ok(true);
         }
-        // Pinned space, and what is reserved for all notes, wait for a commit.
-        let pinned = core.space.accounts.figures(kind).pinned > 0;
-        if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
-            commit()?;
-            chunk()?;
+        if Moment::now(self.core) != self.begun {
             return Ok(true);
         }
-        // A commit under way has not shown yet what it frees, and holds what was reserved for it.
-        if let Some(generation) = core.txns.request() {
-            core.txns.wait(generation)?;
-            core.space.hurry();
-            chunk()?;
-            return Ok(true);
-        }
-        if moment() != begun {
-            return Ok(true);
-        }
-        tracing::debug!(?kind, bytes, figures = ?accounts.figures(kind), "nothing is left to be \
+        let figures = self.core.space.accounts.figures(self.kind);
+        tracing::debug!(kind = ?self.kind, bytes = self.bytes, ?figures, "nothing is left to be \
             reclaimed");
         Ok(false)
+    }
+
+    fn is_enough(&self) -> bool {
+        let accounts = &self.core.space.accounts;
+        accounts.fits(self.kind, self.bytes)
+            || accounts.unheld(self.kind) >= self.unheld.saturating_add(self.bytes)
+    }
+
+    /// Commits, and waits for readers of what that frees where it is needed.
+    fn commit(&self) -> Result<()> {
+        let core = self.core;
+        core.reclaims.commits.fetch_add(1, Ordering::Relaxed);
+        core.commit_now()?;
+        core.space.hurry();
+        let pinned = |kind| core.space.accounts.figures(kind).pinned > 0;
+        if !self.is_enough() && (pinned(SpaceKind::Data) || pinned(SpaceKind::Metadata)) {
+            core.epochs.wait_for_oldest();
+            core.space.hurry();
+        }
+        Ok(())
+    }
+    fn commit_is_enough(&self) -> Result<bool> {
+        self.commit()?;
+        Ok(self.is_enough())
+    }
+
+    /// Makes a chunk, unless space has become free meanwhile.
+    fn make_chunk(&self) -> Result<ChunkOutcome> {
+        let core = self.core;
+        let seen = core.space.seen(self.kind);
+        if self.is_enough() {
+            return Ok(ChunkOutcome::Granted);
+        }
+        let outcome = core.space.chunk_in_running(&core.txns, self.kind, seen)?;
+        let made = u64::from(outcome == ChunkOutcome::Granted);
+        core.reclaims.chunks.fetch_add(made, Ordering::Relaxed);
+        Ok(outcome)
+    }
+
+    /// Ends promises of metadata, if they are all that stands in the way, without a chunk: a chunk
+    /// for metadata is never given to data again while anything is left in it.
+    fn end_promises(&self) -> Result<bool> {
+        let core = self.core;
+        let figures = core.space.accounts.figures(self.kind);
+        let scarce = figures.used >= figures.total / 4 * 3;
+        if scarce {
+            return Ok(false);
+        }
+        let promises =
+            || core.txns.running().kept() + core.space.accounts.figures(self.kind).pinned;
+        // One commit serves all waiters.
+        let wanted = self.bytes.max(core.space.accounts.wanted(self.kind));
+        if promises() >= wanted && self.commit_is_enough()? {
+            return Ok(true);
+        }
+        // Delayed data has reserved many times what its items use. Writing it leaves notes; the
+        // commit ends these.
+        let files = self.bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
+        let files = Delayed { bytes: u64::MAX, runs: index(files) };
+        if write_delayed(core, files, || self.commit_is_enough())? {
+            return Ok(true);
+        }
+        Ok(promises() >= self.bytes && self.commit_is_enough()?)
+    }
+
+    /// Has a chunk made of what commits free. Operations on metadata reserve many times what they
+    /// use. When those under way have ended, delayed data is written and a commit is done, nothing
+    /// is left of that.
+    fn free_chunks(&self) -> Result<bool> {
+        let files = Delayed { bytes: u64::MAX, runs: index(FEWEST_FILES) };
+        let made = || -> Result<bool> {
+            Ok(self.chunk_after_commits()?
+                || write_delayed(self.core, files, || self.chunk_after_commits())?)
+        };
+        let accounts = &self.core.space.accounts;
+        // A request for metadata stands in that line already.
+        if self.kind == SpaceKind::Data && !accounts.is_mixed() {
+            accounts.alone(SpaceKind::Metadata, made)
+        } else {
+            made()
+        }
+    }
+
+    /// The first commit shows which chunks are empty, its own transaction's included, and the
+    /// second gives them back.
+    fn chunk_after_commits(&self) -> Result<bool> {
+        for _ in 0..2 {
+            self.commit()?;
+            match self.make_chunk()? {
+                ChunkOutcome::Granted => return Ok(true),
+                ChunkOutcome::NoRoom if !self.core.space.has_idle_chunks(self.kind) => break,
+                _ => {}
+            }
+        }
+        Ok(false)
+    }
+
+    /// Pinned space, and what is reserved for all notes, wait for a commit. False if there is
+    /// nothing to commit.
+    fn wait_for_commit(&self) -> Result<bool> {
+        let core = self.core;
+        let pinned = core.space.accounts.figures(self.kind).pinned > 0;
+        if core.txns.running().dirty.load(Ordering::Acquire) || pinned {
+            self.commit()?;
+        } else if let Some(generation) = core.txns.request() {
+            // A commit under way has not shown yet what it frees, and holds what was reserved for
+            // it.
+            core.txns.wait(generation)?;
+            core.space.hurry();
+        } else {
+            return Ok(false);
+        }
+        self.make_chunk()?;
+        Ok(true)
     }
 }
 

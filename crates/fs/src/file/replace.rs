@@ -21,6 +21,7 @@ use larder_format::items::{Compression, ExtentKind, ExtentRecord, InlineExtent};
 use larder_format::{FileOffset, Generation, Key, Logical, ObjectId, TreeId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Items that one edit changes at most, apart from a few at the edges.
@@ -101,6 +102,9 @@ fn ref_offset(start: u64, r: &ExtentRecord) -> u64 {
     start.wrapping_sub(r.offset)
 }
 
+/// The extent before a range, or behind it, if there is one.
+type Neighbour<'a> = Option<&'a Extent>;
+
 /// Does `b`, which follows `a` in the file, follow it in the same extent as well?
 fn continues(a: &ExtentRecord, b: &ExtentRecord) -> bool {
     let what = |r: &ExtentRecord| (r.disk_bytenr, r.disk_num_bytes, r.kind, r.compression);
@@ -114,29 +118,29 @@ impl Plan {
             self.refs.push(RefChange { at: r.disk_bytenr, len: r.disk_num_bytes, offset, delta });
         }
     }
-    /// Trims or removes what lies in `start..end`. Stops at a boundary between items when there are
+    /// Trims or removes what lies in the range. Stops at a boundary between items when there are
     /// too many. Returns the extent that follows the range, if it got as far as that.
     fn cut(
         &mut self,
         cursor: &mut ExtentCursor,
         tree: TreeId,
-        start: u64,
-        end: u64,
+        range: &Range<u64>,
     ) -> Result<Option<Extent>> {
-        self.reached = end;
+        self.reached = range.end;
         while let Some(extent) = cursor.next()? {
-            if extent.start >= end {
+            if extent.start >= range.end {
                 return Ok(Some(extent));
             }
-            if self.items.len() >= MAX_ITEMS && extent.start > start {
+            if self.items.len() >= MAX_ITEMS && extent.start > range.start {
                 self.reached = extent.start;
                 return Ok(None);
             }
-            self.cut_one(&extent, tree, start, end)?;
+            self.cut_one(&extent, tree, range)?;
         }
         Ok(None)
     }
-    fn cut_one(&mut self, extent: &Extent, tree: TreeId, start: u64, end: u64) -> Result<()> {
+    fn cut_one(&mut self, extent: &Extent, tree: TreeId, range: &Range<u64>) -> Result<()> {
+        let Range { start, end } = *range;
         let r = match extent.content {
             Content::Stored(r) => r,
             Content::Inline { ram_bytes, .. } if start == 0 && extent.end <= end => {
@@ -191,7 +195,7 @@ impl Plan {
     /// that joins it without a gap, they become one.
     fn put_extent(
         &mut self,
-        (before, after): (Option<&Extent>, Option<&Extent>),
+        (before, after): (Neighbour<'_>, Neighbour<'_>),
         start: u64,
         new: &ExtentRecord,
         create: bool,
@@ -221,36 +225,10 @@ impl Plan {
         self.refer(start, &new, if create { Delta::Create } else { Delta::Add });
         self.put(start, new.encode().to_vec());
     }
-    /// Carries the plan out. `start..end` is the part of the file that it changes.
-    fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>, (start, end): (u64, u64)) -> Result<()> {
+    /// Carries the plan out. The range is the part of the file that it changes.
+    fn apply(self, h: &mut Handle<'_>, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
         note_all(h, inode, &self.refs)?;
-        let outcome = {
-            let ino = ObjectId(inode.id.ino);
-            let key = |at: u64| extent_data_key(ino, FileOffset(at));
-            let keys: SmallVec<[Key; 4]> = self.items.keys().map(|at| key(*at)).collect();
-            let growing = self.items.values().filter(|(_, now)| now.is_some()).count();
-            let edit = |e: &mut Editor<'_>| {
-                for (at, (existed, _)) in &self.items {
-                    let found = e.get(&key(*at)).is_some();
-                    assert_eq!(found, *existed, "extent items changed although their lock is held");
-                }
-                for (at, (existed, now)) in &self.items {
-                    match now {
-                        Some(data) if *existed => e.update(&key(*at), data)?,
-                        Some(data) => e.insert(&key(*at), data)?,
-                        None if *existed => e.delete(&key(*at))?,
-                        None => {}
-                    }
-                }
-                Ok(())
-            };
-            if keys.is_empty() {
-                Ok(())
-            } else {
-                h.edit_growing(&inode.subvol, &keys, growing, edit)
-            }
-        };
-        if let Err(e) = outcome {
+        if let Err(e) = self.edit(h, inode) {
             take_back(h, inode, &self.refs)?;
             return Err(e);
         }
@@ -258,7 +236,8 @@ impl Plan {
         // Noted behind the edit. The log takes this first and looks at the tree afterwards, so it
         // finds there what this says. A hole that got its item is a change as well: the last commit
         // may have nothing in its place.
-        inode.changes.lock().add(generation, self.covered_from.unwrap_or(start).min(start), end);
+        let start = self.covered_from.map_or(range.start, |from| from.min(range.start));
+        inode.changes.lock().add(generation, start..range.end);
         {
             let mut state = inode.state.lock();
             // A damaged image may have a wrong value here.
@@ -270,6 +249,30 @@ impl Plan {
         }
         h.mark_dirty(inode);
         Ok(())
+    }
+    /// Writes the items.
+    fn edit(&self, h: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        if self.items.is_empty() {
+            return Ok(());
+        }
+        let key = |at: u64| extent_data_key(inode.object(), FileOffset(at));
+        let keys: SmallVec<[Key; 4]> = self.items.keys().map(|at| key(*at)).collect();
+        let growing = self.items.values().filter(|(_, now)| now.is_some()).count();
+        h.edit_growing(&inode.subvol, &keys, growing, |e: &mut Editor<'_>| {
+            for (at, (existed, _)) in &self.items {
+                let found = e.get(&key(*at)).is_some();
+                assert_eq!(found, *existed, "extent items changed although their lock is held");
+            }
+            for (at, (existed, now)) in &self.items {
+                match now {
+                    Some(data) if *existed => e.update(&key(*at), data)?,
+                    Some(data) => e.insert(&key(*at), data)?,
+                    None if *existed => e.delete(&key(*at))?,
+                    None => {}
+                }
+            }
+            Ok(())
+        })
     }
 }
 
@@ -356,6 +359,21 @@ pub(super) struct Fresh {
     pub(super) run: Run,
 }
 
+impl Fresh {
+    fn record(&self, generation: Generation) -> ExtentRecord {
+        ExtentRecord {
+            generation,
+            ram_bytes: self.run.len,
+            compression: Compression::None,
+            kind: ExtentKind::Regular,
+            disk_bytenr: self.run.start,
+            disk_num_bytes: self.run.len,
+            offset: 0,
+            num_bytes: self.run.len,
+        }
+    }
+}
+
 /// Extents that one edit enters at most.
 pub(super) const MAX_FRESH: usize = 64;
 /// Insertions for which an edit of many is prepared: small items that lie side by side split few
@@ -389,24 +407,14 @@ pub(super) fn fill_holes(
     noted(h, count);
     let generation = h.generation();
     let keys: SmallVec<[Key; MAX_FRESH]> =
-        fresh.iter().map(|f| extent_data_key(ObjectId(ino), FileOffset(f.start))).collect();
+        fresh.iter().map(|f| extent_data_key(inode.object(), FileOffset(f.start))).collect();
     let entered = h.edit_growing(&inode.subvol, &keys, count.min(PREPARED), |e| {
         let mut entered = 0;
         for (key, f) in keys.iter().zip(fresh) {
             if !e.has_room() {
                 break;
             }
-            let record = ExtentRecord {
-                generation,
-                ram_bytes: f.run.len,
-                compression: Compression::None,
-                kind: ExtentKind::Regular,
-                disk_bytenr: f.run.start,
-                disk_num_bytes: f.run.len,
-                offset: 0,
-                num_bytes: f.run.len,
-            };
-            e.insert(key, &record.encode())?;
+            e.insert(key, &f.record(generation).encode())?;
             entered += 1;
         }
         Ok(entered)
@@ -415,16 +423,21 @@ pub(super) fn fill_holes(
     let entered = entered.unwrap_or(0);
     h.forget_data_extents(fresh[entered..].iter().map(|f| f.run.start));
     if entered > 0 {
-        let mut changes = inode.changes.lock();
-        fresh[..entered].iter().for_each(|f| changes.add(generation, f.start, f.start + f.run.len));
-        drop(changes);
-        let bytes: u64 = fresh[..entered].iter().map(|f| f.run.len).sum();
-        let mut state = inode.state.lock();
-        state.item.nbytes = state.item.nbytes.get().saturating_add(bytes).into();
-        state.item.transid = generation.0.into();
-        state.changed_in(generation);
+        note_entered(inode, &fresh[..entered], generation);
     }
     entered
+}
+
+/// Notes with the inode that these extents have been entered.
+fn note_entered(inode: &Inode, fresh: &[Fresh], generation: Generation) {
+    let mut changes = inode.changes.lock();
+    fresh.iter().for_each(|f| changes.add(generation, f.start..f.start + f.run.len));
+    drop(changes);
+    let bytes: u64 = fresh.iter().map(|f| f.run.len).sum();
+    let mut state = inode.state.lock();
+    state.item.nbytes = state.item.nbytes.get().saturating_add(bytes).into();
+    state.item.transid = generation.0.into();
+    state.changed_in(generation);
 }
 
 /// How many of the first ranges lie in holes.
@@ -457,8 +470,8 @@ pub(crate) fn has_no_holes(ground: &Ground) -> bool {
         .contains(Incompat::NO_HOLES)
 }
 
-/// Replaces the range `start..end` (sector-aligned) or a first part of it, as far as one edit
-/// reaches, and returns where it stopped. The caller holds the inode's extent lock.
+/// Replaces a range (sector-aligned) or a first part of it, as far as one edit reaches, and returns
+/// where it stopped. The caller holds the inode's extent lock.
 ///
 /// If `new` is an extent to be created, it belongs to the transaction as soon as it is recorded,
 /// also if this function fails later. `*created` says whether it was recorded.
@@ -468,72 +481,102 @@ pub(crate) fn has_no_holes(ground: &Ground) -> bool {
 pub(super) fn replace(
     h: &mut Handle<'_>,
     inode: &Arc<Inode>,
-    (start, end): (u64, u64),
+    range: Range<u64>,
     new: New<'_>,
     created: &mut bool,
 ) -> Result<u64> {
     assert!(
-        start < end && start.is_multiple_of(SECTOR) && end.is_multiple_of(SECTOR),
-        "{start}..{end}"
+        range.start < range.end
+            && range.start.is_multiple_of(SECTOR)
+            && range.end.is_multiple_of(SECTOR),
+        "{range:?}"
     );
     let version = inode.subvol.version(h.ground);
-    let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), start)?;
+    let mut cursor = ExtentCursor::new(&version, inode.object(), range.start)?;
     let mut plan = Plan::default();
-    let tree = inode.id.subvol;
     let before = cursor.before().cloned();
-    let after = plan.cut(&mut cursor, tree, start, end)?;
-    let generation = h.generation();
+    let after = plan.cut(&mut cursor, inode.id.subvol, &range)?;
     // What begins before the range ends the gap, too. It was found as the first extent, and
     // trimmed.
-    let reaches_in = plan.items.first_key_value().is_some_and(|(at, _)| *at < start);
-    let explicit = !has_no_holes(h.ground);
-    if !matches!(new, New::Nothing | New::Hole) && !reaches_in && explicit {
-        plan.fill_hole(before.as_ref(), start, generation);
-    }
-    match new {
-        New::Nothing => {}
-        New::Hole => {
-            // Holes have items up to the file's end, and up to what is preallocated behind it: the
-            // file may grow.
-            let more = after.is_some() || plan.reached < end || plan.items.contains_key(&end);
-            let file_end = ceil(inode.state.lock().size.min(MAX_FILE_SIZE));
-            let hole_end = if more { plan.reached } else { plan.reached.min(file_end) };
-            if explicit && start < hole_end {
-                if reaches_in {
-                    plan.put(
-                        start,
-                        ExtentRecord::hole(generation, hole_end - start).encode().to_vec(),
-                    );
-                } else {
-                    plan.fill_hole(before.as_ref(), hole_end, generation);
-                }
-            }
-        }
-        New::Inline { data, ram_bytes, compression } => {
-            let item = InlineExtent { generation, ram_bytes, compression, data };
-            plan.nbytes += i128::from(ram_bytes);
-            plan.put(start, item.encode());
-        }
-        New::Extent { kind, at, len, ram_bytes, compression, offset, create, born } => {
-            let record = ExtentRecord {
-                generation: born.unwrap_or(generation),
-                ram_bytes,
-                compression,
-                kind,
-                disk_bytenr: at,
-                disk_num_bytes: len,
-                offset,
-                num_bytes: plan.reached - start,
-            };
-            let before = if reaches_in { None } else { before.as_ref() };
-            plan.put_extent((before, after.as_ref()), start, &record, create);
-            *created |= create;
-        }
-    }
+    let reaches_in = plan.items.first_key_value().is_some_and(|(at, _)| *at < range.start);
+    let start = range.start;
+    let replaced = Replaced {
+        range,
+        before: before.as_ref().filter(|_| !reaches_in),
+        after: after.as_ref(),
+        reaches_in,
+        explicit: !has_no_holes(h.ground),
+        generation: h.generation(),
+    };
+    replaced.put(&mut plan, inode, new, created);
     let reached = plan.reached;
     drop((cursor, before, version));
-    plan.apply(h, inode, (start, reached))?;
+    plan.apply(h, inode, start..reached)?;
     Ok(reached)
+}
+
+/// A range that has been cut out of a plan, and what is around it.
+struct Replaced<'a> {
+    range: Range<u64>,
+    /// The extent that ends before the range. It is of no interest if another one reaches in.
+    before: Neighbour<'a>,
+    after: Neighbour<'a>,
+    /// Does an extent begin before the range that was trimmed?
+    reaches_in: bool,
+    /// Do holes have items?
+    explicit: bool,
+    generation: Generation,
+}
+
+impl Replaced<'_> {
+    /// Puts the new content in.
+    fn put(&self, plan: &mut Plan, inode: &Inode, new: New<'_>, created: &mut bool) {
+        let start = self.range.start;
+        if !matches!(new, New::Nothing | New::Hole) && !self.reaches_in && self.explicit {
+            plan.fill_hole(self.before, start, self.generation);
+        }
+        match new {
+            New::Nothing => {}
+            New::Hole => self.put_hole(plan, inode),
+            New::Inline { data, ram_bytes, compression } => {
+                let generation = self.generation;
+                let item = InlineExtent { generation, ram_bytes, compression, data };
+                plan.nbytes += i128::from(ram_bytes);
+                plan.put(start, item.encode());
+            }
+            New::Extent { kind, at, len, ram_bytes, compression, offset, create, born } => {
+                let record = ExtentRecord {
+                    generation: born.unwrap_or(self.generation),
+                    ram_bytes,
+                    compression,
+                    kind,
+                    disk_bytenr: at,
+                    disk_num_bytes: len,
+                    offset,
+                    num_bytes: plan.reached - start,
+                };
+                plan.put_extent((self.before, self.after), start, &record, create);
+                *created |= create;
+            }
+        }
+    }
+    /// Where holes have items they have them up to the file's end, and up to what is preallocated
+    /// behind it: the file may grow.
+    fn put_hole(&self, plan: &mut Plan, inode: &Inode) {
+        let Range { start, end } = self.range;
+        let more = self.after.is_some() || plan.reached < end || plan.items.contains_key(&end);
+        let file_end = ceil(inode.state.lock().size.min(MAX_FILE_SIZE));
+        let hole_end = if more { plan.reached } else { plan.reached.min(file_end) };
+        if !self.explicit || start >= hole_end {
+            return;
+        }
+        if self.reaches_in {
+            let hole = ExtentRecord::hole(self.generation, hole_end - start);
+            plan.put(start, hole.encode().to_vec());
+        } else {
+            plan.fill_hole(self.before, hole_end, self.generation);
+        }
+    }
 }
 
 /// Makes the items cover the file up to `size` where an image wants holes to have items. The caller
@@ -556,5 +599,5 @@ pub(super) fn cover(h: &mut Handle<'_>, inode: &Arc<Inode>, size: u64) -> Result
     let start = before.as_ref().map_or(0, |e| e.start.min(end));
     plan.fill_hole(before.as_ref(), end, h.generation());
     drop((cursor, before, version));
-    plan.apply(h, inode, (start, end))
+    plan.apply(h, inode, start..end)
 }

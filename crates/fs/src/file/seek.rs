@@ -32,7 +32,7 @@ pub(crate) fn seek(
     let mut at = offset;
     loop {
         // Delayed data is looked at first: it can only move from there into the extents.
-        let delayed = inode.data.stretch(at).map(|(a, b)| (floor(a), ceil(b)));
+        let delayed = inode.data.stretch(at).map(|r| (floor(r.start), ceil(r.end)));
         let version = inode.subvol.version(core);
         let mut stored = None;
         let mut cursor = ExtentCursor::new(&version, ObjectId(inode.id.ino), at)?;

@@ -12,7 +12,7 @@
 //! behind the old end, data in the leaf rewritten at its new length, and explicit holes on images
 //! that have them.
 
-use super::admission::{Admitted, admit, begin_with};
+use super::admission::{Rewrite, begin_with};
 use super::delalloc;
 use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
@@ -20,9 +20,12 @@ use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, cover, replace};
 use crate::api::past_no_return;
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Place, Result};
+use crate::lock::Locked;
+use crate::transaction::Handle;
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, InlineExtent};
 use larder_format::{FileOffset, KeyType, ObjectId};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Sets the size of a file. The caller holds `op` exclusively, has checked that the file may be
@@ -38,7 +41,7 @@ pub(crate) fn truncate(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()>
         return Err(Error::FileTooBig);
     }
     let old = inode.state.lock().size;
-    if size > old { grow(core, inode, old, size) } else { shrink(core, inode, size) }
+    if size > old { grow(core, inode, old..size) } else { shrink(core, inode, size) }
 }
 
 /// Is the whole file in its leaf, or in flight to it?
@@ -51,17 +54,15 @@ pub(super) fn is_inline(core: &Core, inode: &Inode) -> Result<bool> {
     Ok(first.is_some_and(|e| matches!(e.content, Content::Inline { .. })))
 }
 
-/// Bytes to be taken in again before the file may grow beyond `old`: where they begin, and what
-/// they are.
+/// Bytes to be taken in again before the file may grow beyond `old`.
 ///
 /// - A file in its leaf is rewritten whole, at its new length. So is a file that is going there
 ///   now, or will soon.
 /// - A last sector that is not zero behind the end becomes zero there.
-pub(super) fn before_growing(
-    core: &Core,
-    inode: &Inode,
-    old: u64,
-) -> Result<Option<(u64, Vec<u8>)>> {
+///
+/// # Errors
+/// Reading, corruption, `NoSpace`, `WouldBlock`.
+pub(super) fn before_growing(core: &Core, inode: &Inode, old: u64) -> Result<Option<Rewrite>> {
     let may_become_inline =
         super::may_be_inline_somehow(core, old, inode.flags()) && !inode.data.is_clean();
     if old > 0 && old <= SECTOR && (may_become_inline || is_inline(core, inode)?) {
@@ -69,7 +70,7 @@ pub(super) fn before_growing(
         super::read::read_range(core, inode, 0, &mut data)?;
         // An extent that the file may have had before still has what was cut off.
         data.resize(index(ceil(old)), 0);
-        return Ok(Some((0, data)));
+        return Rewrite::new(core, inode, 0, data).map(Some);
     }
     if old.is_multiple_of(SECTOR) || fault!(core.options.tuning, TailShows) {
         return Ok(None);
@@ -80,43 +81,37 @@ pub(super) fn before_growing(
         return Ok(None);
     }
     tail.fill(0);
-    Ok(Some((old, tail)))
+    Rewrite::new(core, inode, old, tail).map(Some)
 }
 
-fn grow(core: &Core, inode: &Arc<Inode>, old: u64, size: u64) -> Result<()> {
-    let again = match before_growing(core, inode, old)? {
-        Some((at, data)) => {
-            let admitted = admit(core, inode, at, data.len())?;
-            Some((at, data, admitted))
-        }
-        None => None,
-    };
-    grow_with(core, inode, (old, size), again)
+fn grow(core: &Core, inode: &Arc<Inode>, added: Range<u64>) -> Result<()> {
+    let again = before_growing(core, inode, added.start)?;
+    grow_with(core, inode, added, again)
 }
 
-/// Sets the size from `old` to the larger `size`. `again` is the answer of [`before_growing`], with
-/// what was admitted for it.
+/// Sets the size, which adds these bytes. `again` is the answer of [`before_growing`].
 ///
 /// # Errors
 /// `NoSpace`, reading, corruption, `WouldBlock`; nothing has changed then.
 pub(super) fn grow_with(
     core: &Core,
     inode: &Arc<Inode>,
-    (old, size): (u64, u64),
-    mut again: Option<(u64, Vec<u8>, Admitted)>,
+    added: Range<u64>,
+    mut again: Option<Rewrite>,
 ) -> Result<()> {
-    let mut h = begin_with(core, inode, (RESERVE_ITEMS, false), again.as_mut().map(|(.., a)| a))?;
+    let admitted = again.as_mut().map(|again| &mut again.admitted);
+    let mut h = begin_with(core, inode, (RESERVE_ITEMS, false), admitted)?;
     let _waiting_is_allowed = past_no_return();
     {
         let _extents = inode.data.lock_extents();
-        cover(&mut h, inode, size)?;
+        cover(&mut h, inode, added.end)?;
     }
     // Before the bytes are taken in: write-back must not believe that the file may still lie in its
     // leaf.
-    let tail = again.as_ref().is_some_and(|(at, data, _)| at + data.len() as u64 > old);
-    delalloc::grow(inode, old, size, tail);
-    if let Some((at, data, admitted)) = again {
-        delalloc::take_in(core, inode, at, &data, old, admitted);
+    let tail = again.as_ref().is_some_and(|again| again.end() > added.start);
+    delalloc::grow(inode, &added, tail);
+    if let Some(again) = again {
+        again.take_in(core, inode, added.start);
     }
     h.mark_dirty(inode);
     Ok(())
@@ -175,17 +170,21 @@ fn shrink(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<()> {
 /// One step towards `size`, in one transaction. True if it was the last one.
 fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
     loop {
-        inode.data.wait_completed(floor(size), u64::MAX)?;
+        inode.data.wait_completed(&(floor(size)..u64::MAX))?;
         let last = few_behind(core, inode, ceil(size))?;
-        let mut admitted = match tail(core, inode, size)? {
-            Tail::Leave if last => Some(admit(core, inode, size, index(ceil(size) - size))?),
+        let mut zeros = match tail(core, inode, size)? {
+            Tail::Leave if last => {
+                let zeros = vec![0; index(ceil(size) - size)];
+                Some(Rewrite::new(core, inode, size, zeros)?)
+            }
             _ => None,
         };
-        let mut h = begin_with(core, inode, (RESERVE_ITEMS + 2, true), admitted.as_mut())?;
+        let admitted = zeros.as_mut().map(|zeros| &mut zeros.admitted);
+        let mut h = begin_with(core, inode, (RESERVE_ITEMS + 2, true), admitted)?;
         let _waiting_is_allowed = past_no_return();
         // Nothing can complete while this is held, but data that was dirty may have completed
         // before.
-        let mut extents = inode.data.lock_extents();
+        let extents = inode.data.lock_extents();
         if last != few_behind(core, inode, ceil(size))? {
             continue;
         }
@@ -194,39 +193,52 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
             // The size itself may lie within one of these extents.
             false => (start_of_last(core, inode)?.max(ceil(size)), Tail::Nothing),
         };
-        if matches!(tail, Tail::Leave) && admitted.is_none() {
+        if matches!(tail, Tail::Leave) && zeros.is_none() {
             continue;
         }
         // Space that is reserved behind the end can go while the end stays.
         if last || to <= inode.state.lock().size {
             let Some(old) = delalloc::cut(core, inode, to) else { continue };
-            // The zeros that were admitted may be for a file that has left its leaf by itself
-            // meanwhile. It needs none.
-            if let (Tail::Leave, Some(admitted)) = (&tail, admitted) {
-                let zeros = vec![0; index(ceil(size) - size)];
-                delalloc::take_in(core, inode, size, &zeros, old.min(size), admitted);
+            // The zeros may be for a file that has left its leaf by itself meanwhile. It needs
+            // none.
+            if let (Tail::Leave, Some(zeros)) = (&tail, zeros) {
+                zeros.take_in(core, inode, old.min(size));
             }
             h.mark_dirty(inode);
         }
         if let Tail::Inline(data) = &tail {
             let plain = New::Inline { data, ram_bytes: size, compression: Compression::None };
-            replace(&mut h, inode, (0, SECTOR), plain, &mut false)?;
+            replace(&mut h, inode, 0..SECTOR, plain, &mut false)?;
         }
         // The file may have ended in delayed bytes far behind its extents.
         cover(&mut h, inode, to)?;
-        let (mut at, end) = (ceil(to), MAX_FILE_SIZE + 1);
-        while at < end {
-            at = replace(&mut h, inode, (at, end), New::Nothing, &mut false)?;
-            if at < end && fault!(core.options.tuning, TruncateAtOnce) {
-                drop((extents, h));
-                core.step_done()?;
-                h = core.begin_deleting(RESERVE_ITEMS + 2)?;
-                extents = inode.data.lock_extents();
-            }
-        }
-        drop(extents);
+        drop_behind(core, inode, ceil(to), (h, extents))?;
         return Ok(last);
     }
+}
+
+/// A transaction handle, and the extent lock that was taken with it in hand.
+type Held<'a> = (Handle<'a>, Locked<'a, ()>);
+
+/// Drops all extents behind `start`.
+fn drop_behind<'a>(
+    core: &'a Core,
+    inode: &'a Arc<Inode>,
+    start: u64,
+    (mut h, mut extents): Held<'a>,
+) -> Result<()> {
+    let (mut at, end) = (start, MAX_FILE_SIZE + 1);
+    while at < end {
+        at = replace(&mut h, inode, at..end, New::Nothing, &mut false)?;
+        if at < end && fault!(core.options.tuning, TruncateAtOnce) {
+            drop((extents, h));
+            core.step_done()?;
+            h = core.begin_deleting(RESERVE_ITEMS + 2)?;
+            extents = inode.data.lock_extents();
+        }
+    }
+    drop(extents);
+    Ok(())
 }
 
 /// Can one change drop all extents that end behind `start`?

@@ -16,8 +16,8 @@
 
 use super::batch::{Handles, Item, Piece};
 use super::compress::{self, Part};
-use super::delalloc::{self, Job, Limits, Submission, complete, submit};
-use super::dirty::index;
+use super::delalloc::{self, Job, Limits, Submission, complete, memory_needed, submit};
+use super::dirty::{Tick, index};
 use super::extents::{ExtentCursor, SECTOR};
 use super::join::join;
 use super::nocow;
@@ -25,7 +25,6 @@ use super::property;
 use super::replace::{
     Fresh, MAX_FRESH, MAX_ITEMS, New, RESERVE_ITEMS, cover, fill_holes, has_no_holes, replace,
 };
-use super::scratch;
 use super::sums::csums_of;
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
@@ -49,20 +48,20 @@ const MAX_RUNS: usize = 512;
 
 /// Writes the oldest dirty data back, if any is older than tick `before`. False when nothing could
 /// be taken.
-pub(crate) fn one_batch(core: &Core, before: u64) -> bool {
+pub(crate) fn one_batch(core: &Core, before: Tick) -> bool {
     batch(core, before, Limits { bytes: BATCH, runs: MAX_RUNS }).runs > 0
 }
 
 /// As [`one_batch`], but no more than `most` and the rest of the last segment. Returns what was
 /// written.
-pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
+pub(super) fn batch(core: &Core, before: Tick, most: Limits) -> Limits {
     let mut job: Option<Job<'_>> = None;
     let mut submissions = Vec::new();
-    let (mut bytes, mut from) = (0, 0);
+    let (mut bytes, mut from) = (0, Tick(0));
     let runs = most.runs.min(MAX_RUNS);
     while bytes < SMALL_BATCH.min(most.bytes) && submissions.len() < runs {
-        let Some((age, inode)) = core.data.pop(core, (from, before), &mut job) else { break };
-        from = age + 1;
+        let Some((age, inode)) = core.data.pop(core, from..before, &mut job) else { break };
+        from = age.next();
         let most_of_it = compress::batch(core, &inode, BATCH).min(most.bytes - bytes);
         let limits = Limits { bytes: most_of_it, runs: runs - submissions.len() };
         bytes += submit(core, &inode, limits, true, &mut submissions);
@@ -82,7 +81,7 @@ pub(super) fn batch(core: &Core, before: u64, most: Limits) -> Limits {
 pub(super) fn whole_file(core: &Core) -> Limits {
     let mut job: Option<Job<'_>> = None;
     let mut done = Limits { bytes: 0, runs: 0 };
-    let Some((_, inode)) = core.data.pop(core, (0, u64::MAX), &mut job) else { return done };
+    let Some((_, inode)) = core.data.pop(core, Tick(0)..Tick::NEVER, &mut job) else { return done };
     let mut requeue = true;
     loop {
         let mut submissions = Vec::new();
@@ -111,7 +110,7 @@ pub(super) fn flush_inode(core: &Core, inode: &Arc<Inode>) -> Result<()> {
         let before = core.data.tick();
         loop {
             let mut submissions = Vec::new();
-            let mut job = core.data.start_job(core, 0);
+            let mut job = core.data.start_job(core, Tick(0));
             let limits = Limits { bytes: compress::batch(core, inode, BATCH), runs: MAX_RUNS };
             submit(core, inode, limits, false, &mut submissions);
             job.wrote = !submissions.is_empty();
@@ -168,7 +167,7 @@ fn write(core: &Core, submissions: Vec<Submission>) {
 
 fn write_all(core: &Core, submissions: Vec<Submission>) {
     let _doing = doing("write-back");
-    let _memory = core.data.scratch.take(scratch::need(core, &submissions), core.budget().scratch);
+    let _memory = core.data.scratch.take(memory_needed(core, &submissions));
     let mut items: Vec<Item> = submissions.into_iter().map(|d| begin(core, d)).collect();
     let mut reserved: Option<Reservation> = None;
     for item in &mut items {
@@ -253,9 +252,9 @@ fn pack(core: &Core, items: &mut [Item]) {
                 continue;
             }
         }
-        let assembled = compress::assemble(item.len(), item.submission.in_flight.size, mine);
+        let assembled = compress::assemble(item.len(), mine);
+        item.incompressible = assembled.is_evidence(item.submission.in_flight.size);
         item.parts = assembled.parts;
-        item.incompressible = assembled.mark;
     }
 }
 
@@ -263,87 +262,100 @@ fn pack(core: &Core, items: &mut [Item]) {
 /// because something was written in place, goes to what the files still have to write: those writes
 /// may have been admitted without space.
 fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
-    let mut space = core.space.accounts.empty(SpaceKind::Data);
+    let none = || core.space.accounts.empty(SpaceKind::Data);
+    let mut space = none();
     for item in items.iter_mut() {
-        space.merge(std::mem::replace(
-            &mut item.submission.space,
-            core.space.accounts.empty(SpaceKind::Data),
-        ));
+        space.merge(std::mem::replace(&mut item.submission.space, none()));
     }
-    let mut runs: Vec<Run> = Vec::new();
-    // Bytes that have no place yet.
-    let mut left: u64 = items.iter().map(Item::stored).sum();
-    // The end of the last run of space, which is not assigned yet.
-    let mut rest: Option<Run> = None;
-    let give_back = |rest: Run, runs: &mut Vec<Run>, space: &mut Reservation| {
-        let last = runs.last_mut().expect("it is the end of a run");
-        last.len -= rest.len;
-        core.space.give_back(rest, Some(space));
-    };
+    let left = items.iter().map(Item::stored).sum();
+    let mut places = Places { core, space, runs: Vec::new(), rest: None, left };
     for item in items.iter_mut() {
-        let mut parts = std::mem::take(&mut item.parts).into_iter();
-        for mut part in parts.by_ref() {
-            while !part.range.is_empty() && item.failed.is_none() {
-                let want = part.stored();
-                // Compressed data lies in one piece.
-                let least = if part.packed.is_some() { want } else { SECTOR };
-                if let Some(short) = rest.take_if(|run| run.len < least) {
-                    give_back(short, &mut runs, &mut space);
-                }
-                let run = match rest.take() {
-                    Some(run) => run,
-                    None => {
-                        match core.space.allocate_data(
-                            &core.txns,
-                            left.min(MAX_DATA_EXTENT),
-                            least,
-                            &mut space,
-                        ) {
-                            Ok(run) => {
-                                core.compression.forget(run);
-                                runs.push(run);
-                                run
-                            }
-                            // There is no piece as long as that. What was reserved is enough for
-                            // smaller ones.
-                            Err(_) if part.packed.is_some() => {
-                                part.packed = None;
-                                left += part.stored() - want;
-                                continue;
-                            }
-                            Err(e) => {
-                                left -= want;
-                                item.fail(e);
-                                break;
-                            }
-                        }
-                    }
-                };
-                let mine = Run::new(run.start, run.len.min(want));
-                if mine.len < run.len {
-                    rest = Some(Run::new(mine.end(), run.len - mine.len));
-                }
-                left -= mine.len;
-                let packed = part.packed.take();
-                let end =
-                    if packed.is_some() { part.range.end } else { part.range.start + mine.len };
-                let range = part.range.start..end;
-                part.range.start = end;
-                item.pieces.push(Piece { range, packed, run: mine, csums: Vec::new() });
-            }
-            if item.failed.is_some() {
-                break;
-            }
-        }
-        left -= parts.map(|part| part.stored()).sum::<u64>();
+        places.assign(item);
     }
-    if let Some(rest) = rest {
-        give_back(rest, &mut runs, &mut space);
+    if let Some(rest) = places.rest.take() {
+        places.give_back(rest);
     }
+    let Places { mut space, runs, .. } = places;
     for item in items.iter().filter(|i| i.in_place) {
         space = delalloc::give_space(&item.submission.inode, space);
     }
     runs
+}
+
+/// Space that is being assigned to a batch.
+struct Places<'a> {
+    core: &'a Core,
+    space: Reservation,
+    runs: Vec<Run>,
+    /// The end of the last run of space, which is not assigned yet.
+    rest: Option<Run>,
+    /// Bytes that have no place yet.
+    left: u64,
+}
+
+impl Places<'_> {
+    /// Gives all parts of an item their places, or fails the item.
+    fn assign(&mut self, item: &mut Item) {
+        let mut parts = std::mem::take(&mut item.parts).into_iter();
+        for part in parts.by_ref() {
+            if let Err(e) = self.assign_part(part, &mut item.pieces) {
+                item.fail(e);
+                break;
+            }
+        }
+        self.left -= parts.map(|part| part.stored()).sum::<u64>();
+    }
+    fn assign_part(&mut self, mut part: Part, pieces: &mut SmallVec<[Piece; 1]>) -> Result<()> {
+        while !part.range.is_empty() {
+            let want = part.stored();
+            // Compressed data lies in one piece.
+            let least = if part.packed.is_some() { want } else { SECTOR };
+            let run = match self.take_run(least) {
+                Ok(run) => run,
+                // There is no piece as long as that. What was reserved is enough for smaller ones.
+                Err(_) if part.packed.is_some() => {
+                    part.packed = None;
+                    self.left += part.stored() - want;
+                    continue;
+                }
+                Err(e) => {
+                    self.left -= want;
+                    return Err(e);
+                }
+            };
+            let mine = Run::new(run.start, run.len.min(want));
+            if mine.len < run.len {
+                self.rest = Some(Run::new(mine.end(), run.len - mine.len));
+            }
+            self.left -= mine.len;
+            let packed = part.packed.take();
+            let end = if packed.is_some() { part.range.end } else { part.range.start + mine.len };
+            let range = part.range.start..end;
+            part.range.start = end;
+            pieces.push(Piece { range, packed, run: mine, csums: Vec::new() });
+        }
+        Ok(())
+    }
+    /// What is left of the last run, or a new one. It has at least so many bytes.
+    fn take_run(&mut self, least: u64) -> Result<Run> {
+        if let Some(rest) = self.rest.take() {
+            if rest.len >= least {
+                return Ok(rest);
+            }
+            self.give_back(rest);
+        }
+        let core = self.core;
+        let most = self.left.min(MAX_DATA_EXTENT);
+        let run = core.space.allocate_data(&core.txns, most, least, &mut self.space)?;
+        core.compression.forget(run);
+        self.runs.push(run);
+        Ok(run)
+    }
+    fn give_back(&mut self, rest: Run) {
+        let last = self.runs.last_mut().expect("it is the end of a run");
+        last.len -= rest.len;
+        self.core.space.give_back(rest, Some(&mut self.space));
+    }
 }
 
 /// Writes what lies in the runs of space, all of them together. Runs in flight fail if their space
@@ -510,66 +522,71 @@ fn note_csums(h: &mut Handle<'_>, items: &[Item]) {
 }
 
 fn insert_extents(handles: &mut Handles<'_>, item: &mut Item) -> Result<()> {
+    (0..item.pieces.len()).try_for_each(|i| insert_piece(handles, item, i))
+}
+
+/// Enters one piece of a run into the file's tree. With the last one the run is complete.
+fn insert_piece(handles: &mut Handles<'_>, item: &mut Item, i: usize) -> Result<()> {
     let core = handles.core;
+    let first_byte = item.taken().start;
+    let is_last = i + 1 == item.pieces.len();
     let inode = &item.submission.inode;
-    let in_flight = &item.submission.in_flight;
-    let count = item.pieces.len();
-    for i in 0..count {
-        let piece = &mut item.pieces[i];
-        let start = in_flight.taken.start + piece.range.start;
-        let end = in_flight.taken.start + piece.range.end;
-        let compression = piece.packed.as_ref().map_or(Compression::None, |p| p.method);
-        let csums = std::mem::take(&mut piece.csums);
-        let run = piece.run;
-        let (mut at, mut create) = (start, true);
-        let mut csums = Some(csums);
-        while at < end {
-            let h = handles.get()?;
-            let extents = inode.data.lock_extents();
-            // Readers that find the extent look for its checksums.
-            if let Some(csums) = csums.take() {
-                h.add_csums(run.start, csums);
-            }
-            let first = create;
-            let new = New::Extent {
-                kind: ExtentKind::Regular,
-                at: run.start,
-                len: run.len,
-                ram_bytes: end - start,
-                compression,
-                offset: at - start,
-                create,
-                born: None,
-            };
-            h.need_incompat(property::incompat(compression).bits());
-            let mut created = false;
-            let reached = replace(h, inode, (at, end), new, &mut created);
-            item.created = item.created.max(i + usize::from(created));
-            if first && !created {
-                // The space is given back, and must not have checksums.
-                h.forget_csums(run);
-            }
-            create = false;
-            at = reached?;
-            if at == end {
-                // Extents that cannot be joined stay as they are.
-                if let Err(e) = join(h, inode, start, run.len) {
-                    tracing::debug!("extents stay apart: {e}");
-                }
-            }
-            if at == end && i + 1 == count {
-                if item.incompressible {
-                    compress::mark_incompressible(inode);
-                }
-                // Under the handle: the seal that has the extent must see the size that the extent
-                // allows.
-                complete(core, inode, [in_flight], true);
-                h.mark_dirty(inode);
-            }
-            drop(extents);
+    let piece = &mut item.pieces[i];
+    let range = first_byte + piece.range.start..first_byte + piece.range.end;
+    let compression = piece.packed.as_ref().map_or(Compression::None, |p| p.method);
+    let run = piece.run;
+    let mut csums = Some(std::mem::take(&mut piece.csums));
+    let (mut at, mut create) = (range.start, true);
+    while at < range.end {
+        let h = handles.get()?;
+        let extents = inode.data.lock_extents();
+        // Readers that find the extent look for its checksums.
+        if let Some(csums) = csums.take() {
+            h.add_csums(run.start, csums);
         }
+        let new = New::Extent {
+            kind: ExtentKind::Regular,
+            at: run.start,
+            len: run.len,
+            ram_bytes: range.end - range.start,
+            compression,
+            offset: at - range.start,
+            create,
+            born: None,
+        };
+        h.need_incompat(property::incompat(compression).bits());
+        let mut created = false;
+        let reached = replace(h, inode, at..range.end, new, &mut created);
+        item.created = item.created.max(i + usize::from(created));
+        if create && !created {
+            // The space is given back, and must not have checksums.
+            h.forget_csums(run);
+        }
+        create = false;
+        at = reached?;
+        if at == range.end {
+            // Extents that cannot be joined stay as they are.
+            if let Err(e) = join(h, inode, &range) {
+                tracing::debug!("extents stay apart: {e}");
+            }
+            if is_last {
+                complete_under(core, h, item);
+            }
+        }
+        drop(extents);
     }
     Ok(())
+}
+
+/// Completes a run under the handle that its last extent was entered with: the seal that has the
+/// extent must see the size that the extent allows.
+fn complete_under(core: &Core, h: &mut Handle<'_>, item: &Item) {
+    let inode = &item.submission.inode;
+    if item.incompressible {
+        compress::mark_incompressible(inode);
+    }
+    complete(core, inode, [&item.submission.in_flight], true);
+    h.mark_dirty(inode);
 }
 
 fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
@@ -589,7 +606,7 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     let extents = inode.data.lock_extents();
     let mut created = false;
     let new = New::Inline { data, ram_bytes: in_flight.size, compression };
-    replace(h, inode, (0, SECTOR), new, &mut created)?;
+    replace(h, inode, 0..SECTOR, new, &mut created)?;
     complete(core, inode, [in_flight], true);
     h.mark_dirty(inode);
     drop(extents);

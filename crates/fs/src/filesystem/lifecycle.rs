@@ -1,18 +1,16 @@
-//! The life of an open file system: opening, its threads, syncing, facts and figures, closing.
+//! The life of an open file system: opening, its threads, syncing, facts, closing.
 
+use super::stats::Stats;
 use crate::api::{FsInfo, InodeId, OpenOptions, StatFs, SubvolChoice};
 use crate::engine::Core;
 use crate::engine::fronts::FrontId;
 use crate::error::{Error, Result};
-use crate::space::SpaceKind::{Data, Metadata};
 use crate::transaction::commit;
-use crate::tree::IMAGE_COPIES;
 use larder_format::{Generation, TreeId};
-use larder_volume::{Device, DeviceStats};
+use larder_volume::Device;
 use parking_lot::Mutex;
-use serde::Serialize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 /// An open file system, as one front end sees it (module `fronts`).
@@ -34,128 +32,6 @@ struct Engine {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Counters since the file system was opened; shown by `larder stats`.
-#[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs)]
-pub struct Stats {
-    /// Last published transaction.
-    pub generation: u64,
-    pub commits: u64,
-    /// Callers that had to wait until a transaction was published.
-    pub commit_waits: u64,
-    /// Longest time that operations waited for a seal, and the sum of these times.
-    pub seal_max_us: u64,
-    pub seal_total_us: u64,
-    /// Longest time from seal to publication, and the sum of these times.
-    pub commit_max_us: u64,
-    pub commit_total_us: u64,
-    pub nodes_written: u64,
-    pub tree_edits: u64,
-    /// Attempts to edit that first had to fetch something with the lock dropped.
-    pub tree_retries: u64,
-    /// The longest time that an edit held a tree's lock, the sum of these times, and what is known
-    /// about the long ones.
-    pub tree_lock_max_us: u64,
-    pub tree_lock_total_us: u64,
-    pub tree_lock_holds: crate::LongHolds,
-    /// Nodes copied to a new address.
-    pub node_copies: u64,
-    /// Nodes copied in memory because a version can see them.
-    pub image_copies: u64,
-    pub cache_hits: u64,
-    pub cache_reads: u64,
-    pub cache_bytes: u64,
-    pub damaged_copies: u64,
-    pub device_reads: u64,
-    pub device_read_bytes: u64,
-    pub device_writes: u64,
-    pub device_written_bytes: u64,
-    pub device_flushes: u64,
-    /// Do writes and long reads go past the machine's page cache?
-    pub device_direct: bool,
-    pub device_discards: u64,
-    pub device_discarded_bytes: u64,
-    /// Bytes written by callers that are not in extents yet.
-    pub delayed_bytes: u64,
-    /// Bytes that were compressed, and their length afterwards. Bytes that were tried and did not
-    /// shrink, and bytes that did not look promising.
-    pub compress_in_bytes: u64,
-    pub compress_out_bytes: u64,
-    pub compress_failed_bytes: u64,
-    pub compress_skipped_bytes: u64,
-    /// Compressed bytes in memory that are in flight to the device.
-    pub compress_held_bytes: u64,
-    pub inodes_in_memory: u64,
-    /// Parts of the cache size.
-    pub memory: MemoryStats,
-    /// Bytes of data and metadata that running operations and the next commit have reserved,
-    /// without the global reserve. 0 when nothing is left to commit.
-    pub data_reserved: u64,
-    pub metadata_reserved: u64,
-    /// Bytes of data and metadata that were freed and wait for a commit or a reader.
-    pub data_pinned: u64,
-    pub metadata_pinned: u64,
-    /// Bytes of metadata that were allocated beyond what was reserved, with what commits take from
-    /// the global reserve.
-    pub metadata_overdrawn: u64,
-    /// Requests that had to wait for space, and requests that were refused.
-    pub space_waits: u64,
-    pub space_refusals: u64,
-    pub reclaim: ReclaimStats,
-    /// What `fsync` has done.
-    pub log: crate::LogStats,
-    /// Deleted subvolumes that still take space, and the number of their blocks that were looked
-    /// at.
-    pub subvolumes_to_drop: u64,
-    pub blocks_dropped: u64,
-    /// Why the file system is read-only, if it is.
-    pub read_only: Option<String>,
-}
-
-/// What was done because space was short.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)]
-pub struct ReclaimStats {
-    /// Calls of the reclaimer.
-    pub rounds: u64,
-    /// Rounds of writing delayed data; how much they were asked for, and how much they wrote. It is
-    /// counted in bytes if data was short. If metadata was short, it is counted in runs of files,
-    /// because delayed data reserves metadata for each of its files.
-    pub writes: u64,
-    pub asked_bytes: u64,
-    pub written_bytes: u64,
-    pub asked_runs: u64,
-    pub written_runs: u64,
-    /// Most bytes that a round wrote beyond what it was asked for: less than one piece of a file.
-    pub excess_bytes: u64,
-    /// Waits for data that was in flight already.
-    pub settles: u64,
-    pub chunks: u64,
-    pub commits: u64,
-}
-
-/// What needs memory, and how much it may use, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs)]
-pub struct MemoryUse {
-    pub held: u64,
-    pub budget: u64,
-}
-
-/// The parts of the memory that the engine may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct MemoryStats {
-    /// Delayed data.
-    pub delayed_data: MemoryUse,
-    /// What writing it back needs in addition: the most so far.
-    pub write_back: MemoryUse,
-    /// Nodes that could be read again.
-    pub clean_nodes: MemoryUse,
-    /// What the running transaction has changed: nodes, inodes, notes for the commit. A sealed
-    /// transaction may use as much.
-    pub transaction: MemoryUse,
-}
-
 impl Filesystem {
     /// Opens the file system on `device`. If it may be written, orphans are cleaned up, and the
     /// threads that commit and write back are started; [`Filesystem::close`] ends them.
@@ -171,36 +47,29 @@ impl Filesystem {
         let root = core.mount_root(&core.options.subvol)?;
         let engine = Arc::new(Engine { core: core.clone(), threads: Mutex::default() });
         let fs = Arc::new(Self { core: core.clone(), root, front: core.fronts.join(root), engine });
-        if core.read_only.is_some() {
-            return Ok(fs);
+        if core.read_only.is_none() {
+            fs.start_threads()?;
+            crate::inode::orphan::clean_up_after_crash(&core)?;
         }
-        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-            let thread = std::thread::Builder::new().name(name.into()).spawn(body);
-            let thread =
-                thread.map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
-            fs.engine.threads.lock().push(thread);
-            Ok::<_, Error>(())
-        };
-        let committer = core.clone();
-        spawn("larder-commit", Box::new(move || commit::run(&committer)))?;
-        crate::engine::delalloc::start(&core)?;
-        crate::subvolume::drop::queue_earlier(&core)?;
-        let dropper = core.clone();
-        spawn("larder-drop", Box::new(move || crate::subvolume::drop::run(&dropper)))?;
-        let flusher = core.clone();
-        let body = move || {
-            while !flusher.txns.pause(flusher.options.commit_interval) {
-                if let Err(e) = crate::file::flush_all(&flusher) {
+        Ok(fs)
+    }
+
+    /// Starts the threads of a file system that may be written.
+    fn start_threads(&self) -> Result<()> {
+        let core = &self.core;
+        self.engine.start("larder-commit", |core| commit::run(core))?;
+        crate::engine::delalloc::start(core)?;
+        crate::subvolume::drop::queue_earlier(core)?;
+        self.engine.start("larder-drop", crate::subvolume::drop::run)?;
+        self.engine.start("larder-flush", |core| {
+            while !core.txns.pause(core.options.commit_interval) {
+                if let Err(e) = crate::file::flush_all(core) {
                     tracing::warn!("periodic write-back: {e}");
                 }
-                flusher.txns.request();
+                core.txns.request();
             }
-        };
-        spawn("larder-flush", Box::new(body))?;
-        let early = core.clone();
-        spawn("larder-early", Box::new(move || crate::transaction::early_flush::run(&early)))?;
-        crate::inode::orphan::clean_up_after_crash(&core)?;
-        Ok(fs)
+        })?;
+        self.engine.start("larder-early", |core| crate::transaction::early_flush::run(core))
     }
 
     /// One more front end of the same engine, with its own root and holds.
@@ -330,87 +199,7 @@ impl Filesystem {
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let core = &self.core;
-        let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
-        let accounts = &core.space.accounts;
-        let (t, x, n) = (&core.tree_stats, &core.txns.stats, core.store.stats());
-        let holds = t.holds.long();
-        let c = &core.compression.stats;
-        let r = &core.reclaims;
-        let devices = core.volume.stats();
-        let device = |of: fn(&DeviceStats) -> u64| devices.iter().map(|(_, s)| of(s)).sum::<u64>();
-        Stats {
-            generation: core.txns.published().0,
-            commits: get(&x.commits),
-            commit_waits: get(&x.waits),
-            seal_max_us: get(&x.seal_max_ns) / 1000,
-            seal_total_us: get(&x.seal_ns) / 1000,
-            commit_max_us: get(&x.commit_max_ns) / 1000,
-            commit_total_us: get(&x.commit_ns) / 1000,
-            nodes_written: get(&x.nodes_written),
-            tree_edits: get(&t.edits),
-            tree_retries: get(&t.retries),
-            tree_lock_max_us: holds.longest.us,
-            tree_lock_total_us: t.holds.total_us(),
-            tree_lock_holds: holds,
-            node_copies: get(&t.cow),
-            image_copies: get(&IMAGE_COPIES),
-            cache_hits: get(&n.hits),
-            cache_reads: get(&n.reads),
-            cache_bytes: core.store.cached_bytes(),
-            damaged_copies: get(&n.bad_copies),
-            device_reads: device(|s| s.reads),
-            device_read_bytes: device(|s| s.read_bytes),
-            device_writes: device(|s| s.writes),
-            device_written_bytes: device(|s| s.written_bytes),
-            device_flushes: device(|s| s.flushes),
-            device_direct: core.volume.devices().all(|(_, device)| device.is_direct()),
-            device_discards: device(|s| s.discards),
-            device_discarded_bytes: device(|s| s.discarded_bytes),
-            delayed_bytes: core.data.delayed_bytes(),
-            compress_in_bytes: get(&c.raw),
-            compress_out_bytes: get(&c.packed),
-            compress_failed_bytes: get(&c.failed),
-            compress_skipped_bytes: get(&c.skipped),
-            compress_held_bytes: get(&c.held),
-            memory: {
-                let budget = core.budget();
-                let of = |held, budget| MemoryUse { held, budget };
-                MemoryStats {
-                    delayed_data: of(core.data.memory(), budget.data),
-                    write_back: of(core.data.scratch.most(), budget.scratch),
-                    clean_nodes: of(core.store.cached_bytes(), budget.nodes),
-                    transaction: of(
-                        core.txns.running().memory(core.nodesize()),
-                        budget.transaction,
-                    ),
-                }
-            },
-            inodes_in_memory: core.subvols.read().values().map(|s| s.inodes.len() as u64).sum(),
-            data_reserved: accounts.reserved_by_operations(Data),
-            metadata_reserved: accounts.reserved_by_operations(Metadata),
-            data_pinned: accounts.figures(Data).pinned,
-            metadata_pinned: accounts.figures(Metadata).pinned,
-            metadata_overdrawn: accounts.stats(Metadata).overdrawn,
-            space_waits: accounts.stats(Data).tickets + accounts.stats(Metadata).tickets,
-            space_refusals: accounts.stats(Data).refused + accounts.stats(Metadata).refused,
-            reclaim: ReclaimStats {
-                rounds: accounts.stats(Data).reclaims + accounts.stats(Metadata).reclaims,
-                writes: get(&r.writes),
-                asked_bytes: get(&r.asked_bytes),
-                written_bytes: get(&r.written_bytes),
-                asked_runs: get(&r.asked_runs),
-                written_runs: get(&r.written_runs),
-                excess_bytes: get(&r.excess_bytes),
-                settles: get(&r.settles),
-                chunks: get(&r.chunks),
-                commits: get(&r.commits),
-            },
-            log: core.log.stats(),
-            subvolumes_to_drop: core.drops.len() as u64,
-            blocks_dropped: get(&core.drops.blocks),
-            read_only: core.read_only.clone().or_else(|| core.txns.failure()),
-        }
+        Stats::of(&self.core)
     }
 
     /// Discards all free space, that of deleted files too, or the free space in a range of
@@ -465,6 +254,16 @@ impl Filesystem {
 }
 
 impl Engine {
+    /// Starts a thread of this name.
+    fn start(&self, name: &str, body: fn(&Core)) -> Result<()> {
+        let core = self.core.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || body(&core))
+            .map_err(|e| Error::Unsupported(format!("cannot start a thread: {e}")))?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
     fn stop_threads(&self) {
         self.core.drops.stop();
         self.core.txns.stop();

@@ -13,17 +13,19 @@
 mod commit_source;
 mod lifecycle;
 mod open;
+mod stats;
 mod subvolumes;
 
-pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
+pub use lifecycle::Filesystem;
+pub use stats::{MemoryStats, MemoryUse, Stats};
 
-use crate::file;
+use crate::file::{self, Position};
 use crate::inode::{attr, create, dir, link, rename, xattr};
 use crate::log::{self, OnSynced, Synced, Unlogged};
 use crate::tree::doing;
 use crate::{
-    Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek,
-    SetAttr, XattrMode,
+    Attr, Deduped, DirEntry, Fallocate, FilePosition, InodeId, MappedExtent, NewInode, RenameMode,
+    Result, Seek, SetAttr, XattrMode,
 };
 
 impl Filesystem {
@@ -167,31 +169,24 @@ impl Filesystem {
         let _doing = doing("write");
         file::write(&self.core, &self.core.inode(id)?, offset, data)
     }
-    /// Reserves, zeroes or punches a range of a file; see [`Fallocate`].
+    /// Reserves, zeroes or punches `len` bytes of a file; see [`Fallocate`].
     ///
     /// # Errors
     /// `Invalid` for an empty range; `IsDirectory`, `Invalid` for other types; `FileTooBig`;
     /// `NotPermitted` by flags.
-    pub fn fallocate(&self, id: InodeId, how: Fallocate, offset: u64, len: u64) -> Result<()> {
+    pub fn fallocate(&self, from: FilePosition, len: u64, how: Fallocate) -> Result<()> {
         let _doing = doing("fallocate");
-        file::fallocate(&self.core, &self.core.inode(id)?, how, offset, len)
+        let inode = self.core.inode(from.id)?;
+        file::fallocate(&self.core, Position { inode: &inode, offset: from.offset }, len, how)
     }
-    /// Copies a range, and shares extents where that is possible. Returns the bytes that were
+    /// Copies `len` bytes, and shares extents where that is possible. Returns the bytes that were
     /// copied: 0 at the source's end.
     ///
     /// # Errors
     /// Those of reading and writing.
-    pub fn copy_range(
-        &self,
-        from: InodeId,
-        from_offset: u64,
-        to: InodeId,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<u64> {
+    pub fn copy_range(&self, from: FilePosition, to: FilePosition, len: u64) -> Result<u64> {
         let _doing = doing("copy range");
-        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
-        file::copy_range(&self.core, &from, from_offset, &to, to_offset, len)
+        self.with_both(from, to, |from, to| file::copy_range(&self.core, from, to, len))
     }
     /// Gives a file the content that another file (or itself, elsewhere) has in a range, by sharing
     /// extents (FICLONERANGE). Returns the number of bytes. `len` 0 means: up to the source's end.
@@ -203,17 +198,9 @@ impl Filesystem {
     /// that overlaps its target; and between files with and without checksums. `IsDirectory`,
     /// `Invalid` for other types; `FileTooBig`; `NotPermitted` by flags; `DataLost` while data of
     /// the source could not be written.
-    pub fn clone_range(
-        &self,
-        from: InodeId,
-        from_offset: u64,
-        to: InodeId,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<u64> {
+    pub fn clone_range(&self, from: FilePosition, to: FilePosition, len: u64) -> Result<u64> {
         let _doing = doing("clone");
-        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
-        file::clone_range(&self.core, (&from, from_offset), (&to, to_offset), len)
+        self.with_both(from, to, |from, to| file::clone_range(&self.core, from, to, len))
     }
     /// Gives a file another file's extents for a range in which both have the same bytes
     /// (FIDEDUPERANGE). The bytes are compared while nothing can write to them. A part of a sector
@@ -223,17 +210,22 @@ impl Filesystem {
     /// # Errors
     /// Those of [`Filesystem::clone_range`]; also `Invalid` where the range is not within the
     /// target.
-    pub fn dedupe_range(
-        &self,
-        from: InodeId,
-        from_offset: u64,
-        to: InodeId,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<Deduped> {
+    pub fn dedupe_range(&self, from: FilePosition, to: FilePosition, len: u64) -> Result<Deduped> {
         let _doing = doing("dedupe");
-        let (from, to) = (self.core.inode(from)?, self.core.inode(to)?);
-        file::dedupe_range(&self.core, (&from, from_offset), (&to, to_offset), len)
+        self.with_both(from, to, |from, to| file::dedupe_range(&self.core, from, to, len))
+    }
+    /// Runs `f` with the places in two files.
+    fn with_both<T>(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        f: impl FnOnce(Position<'_>, Position<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let inodes = (self.core.inode(from.id)?, self.core.inode(to.id)?);
+        f(
+            Position { inode: &inodes.0, offset: from.offset },
+            Position { inode: &inodes.1, offset: to.offset },
+        )
     }
     /// Calls `each` for the extents of a file that end behind `from`, by rising offset, without
     /// holes, until it returns false. Data that is only in memory gets its extents first, if the

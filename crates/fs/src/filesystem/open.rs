@@ -11,17 +11,19 @@ use crate::budget::Budget;
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::reclaim::Reclaimer;
-use crate::space::alloc::Allocator;
+use crate::space::alloc::{Allocator, Pinned};
 use crate::space::chunks::mapped;
 use crate::transaction::early_flush::Flushes;
 use crate::transaction::{Ground, SuperblockWritten, Transactions, find_root, root_pointer};
 use crate::tree::{
-    BlockReader, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,
+    BlockReader, Epoch, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,
 };
 use larder_format::features::{CompatRo, Incompat};
 use larder_format::items::{Chunk, DirEntries, parse_sys_array};
+use larder_format::node::NodeView;
 use larder_format::{
-    CsumType, DeviceId, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, csum,
+    CsumType, DeviceId, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId,
+    csum,
 };
 use larder_volume::superblock::read_superblock;
 use larder_volume::{Device, Volume, VolumeResult, unflattened};
@@ -107,6 +109,108 @@ fn writability(
     Ok(read_only)
 }
 
+/// A dump of several devices is as long as what it was made of. Chunks beyond that are refused.
+fn check_length(device: &dyn Device, sb: &Superblock) -> Result<()> {
+    if sb.dev_item.total_bytes.get() <= device.size() || sb.metadata_dump().is_some() {
+        return Ok(());
+    }
+    let what = format!(
+        "the file system is {} bytes long but the device only {}: is the image truncated?",
+        sb.dev_item.total_bytes,
+        device.size()
+    );
+    Err(superblock_error(device, what))
+}
+
+/// The volume, with the chunks that the superblock has itself.
+fn volume(device: &Arc<dyn Device>, sb: &Superblock) -> Result<Volume> {
+    let volume = Volume::new(vec![(DeviceId(sb.dev_item.devid.get()), device.clone())])?;
+    let system =
+        parse_sys_array(sb.sys_chunk_bytes()).map_err(|e| superblock_error(device.as_ref(), e))?;
+    for (key, chunk) in &system {
+        add_chunk(&volume, Logical(key.offset), chunk)?;
+    }
+    Ok(volume)
+}
+
+fn chunk_root(sb: &Superblock) -> Pointer {
+    Pointer {
+        at: Logical(sb.chunk_root.get()),
+        generation: Generation(sb.chunk_root_generation.get()),
+        level: sb.chunk_root_level,
+        first_key: None,
+    }
+}
+
+/// What the nodes of this image have in common. The chunk tree's uuid is only in nodes, so the root
+/// of the chunk tree is read for it.
+fn node_format(volume: &Volume, sb: &Superblock, csum: CsumType) -> Result<NodeFormat> {
+    let root = chunk_root(sb).at;
+    let mut head = vec![0u8; sb.nodesize.get() as usize];
+    let mut readable = volume.read_block(root, &mut head, 0);
+    for copy in 1..volume.copies(root)? {
+        if readable.is_ok() && NodeView(&head).csum_matches(csum) {
+            break;
+        }
+        readable = volume.read_block(root, &mut head, copy);
+    }
+    readable?;
+    let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
+    let other = incompat.contains(Incompat::METADATA_UUID);
+    Ok(NodeFormat {
+        nodesize: sb.nodesize.get(),
+        fsid: if other { sb.metadata_uuid } else { sb.fsid },
+        chunk_tree_uuid: NodeView(&head).header().chunk_tree_uuid,
+        names_hidden: sb.metadata_dump().is_some(),
+    })
+}
+
+/// What the trees of an image have in common.
+struct Trees<'a> {
+    store: &'a Arc<NodeStore>,
+    stats: &'a Arc<TreeStats>,
+    epochs: &'a Epochs<Pinned>,
+}
+
+impl Trees<'_> {
+    fn at(&self, id: TreeId, root: Pointer) -> Tree {
+        Tree::new(id, self.store.clone(), root, Generation(0), self.stats.clone())
+    }
+    /// The global trees. All chunks are mapped on the way, because the root tree lies in them.
+    fn load(&self, volume: &Volume, sb: &Superblock) -> Result<Roots> {
+        let chunk = self.at(ObjectId::CHUNK_TREE, chunk_root(sb));
+        read_chunks(volume, &chunk.version(self.epochs.enter()))?;
+        let pointer = Pointer {
+            at: Logical(sb.root.get()),
+            generation: Generation(sb.generation.get()),
+            level: sb.root_level,
+            first_key: None,
+        };
+        let root = self.at(ObjectId::ROOT_TREE, pointer);
+        let names = root.version(self.epochs.enter());
+        let optional = |id| -> Result<Option<Tree>> {
+            Ok(find_root(&names, id)?.map(|(_, item)| self.at(id, root_pointer(&item))))
+        };
+        let required = |id| -> Result<Tree> {
+            optional(id)?.ok_or_else(|| {
+                let what = format!("the root of tree {id} is missing");
+                Error::corrupt(Place::tree(ObjectId::ROOT_TREE), what)
+            })
+        };
+        let compat_ro = CompatRo::from_bits_retain(sb.compat_ro_flags.get());
+        let with = |features, id| compat_ro.contains(features).then(|| required(id)).transpose();
+        let free_space = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
+        let extent = required(ObjectId::EXTENT_TREE)?;
+        let dev = required(ObjectId::DEV_TREE)?;
+        let csum = required(ObjectId::CSUM_TREE)?;
+        let uuid = optional(ObjectId::UUID_TREE)?;
+        let free_space = with(free_space, ObjectId::FREE_SPACE_TREE)?;
+        let block_group = with(CompatRo::BLOCK_GROUP_TREE, ObjectId::BLOCK_GROUP_TREE)?;
+        drop(names);
+        Ok(Roots { root, chunk, extent, dev, csum, uuid, free_space, block_group })
+    }
+}
+
 impl Core {
     /// Opens the file system on one device.
     pub(crate) fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
@@ -115,58 +219,14 @@ impl Core {
         let device = crate::watch::device(device);
         let sb = read_superblock(device.as_ref())?;
         let read_only = writability(device.as_ref(), &sb, &options)?;
-        let is_dump = sb.metadata_dump().is_some();
-        // A dump of several devices is as long as what it was made of. Chunks beyond that are
-        // refused.
-        if sb.dev_item.total_bytes.get() > device.size() && !is_dump {
-            return Err(superblock_error(
-                device.as_ref(),
-                format!(
-                    "the file system is {} bytes long but the device only {}: is the image \
-                        truncated?",
-                    sb.dev_item.total_bytes,
-                    device.size()
-                ),
-            ));
-        }
+        check_length(device.as_ref(), &sb)?;
         let csum = CsumType::from_disk(sb.csum_type.get())
             .map_err(|e| superblock_error(device.as_ref(), e))?;
-        let volume =
-            Arc::new(Volume::new(vec![(DeviceId(sb.dev_item.devid.get()), device.clone())])?);
-        let system = parse_sys_array(sb.sys_chunk_bytes())
-            .map_err(|e| superblock_error(device.as_ref(), e))?;
-        for (key, chunk) in &system {
-            add_chunk(&volume, Logical(key.offset), chunk)?;
-        }
-        let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
-        let fsid =
-            if incompat.contains(Incompat::METADATA_UUID) { sb.metadata_uuid } else { sb.fsid };
-        let chunk_root = Pointer {
-            at: Logical(sb.chunk_root.get()),
-            generation: Generation(sb.chunk_root_generation.get()),
-            level: sb.chunk_root_level,
-            first_key: None,
-        };
-        // The chunk tree's uuid is only in nodes.
-        let mut head = vec![0u8; sb.nodesize.get() as usize];
-        let mut readable = volume.read_block(chunk_root.at, &mut head, 0);
-        for copy in 1..volume.copies(chunk_root.at)? {
-            if readable.is_ok() && larder_format::node::NodeView(&head).csum_matches(csum) {
-                break;
-            }
-            readable = volume.read_block(chunk_root.at, &mut head, copy);
-        }
-        readable?;
-        let format = NodeFormat {
-            nodesize: sb.nodesize.get(),
-            fsid,
-            chunk_tree_uuid: larder_format::node::NodeView(&head).header().chunk_tree_uuid,
-            names_hidden: is_dump,
-        };
+        let volume = Arc::new(volume(&device, &sb)?);
         let generation = Generation(sb.generation.get());
         let store = Arc::new(NodeStore::new(
             Arc::new(VolumeReader(volume.clone())),
-            format,
+            node_format(&volume, &sb, csum)?,
             csum,
             generation,
             Budget::of(options.cache_size).nodes,
@@ -174,69 +234,15 @@ impl Core {
         ));
         let epochs = Arc::new(Epochs::new());
         let tree_stats = Arc::new(TreeStats::default());
-        let tree = |id, ptr| Tree::new(id, store.clone(), ptr, Generation(0), tree_stats.clone());
-        let chunk = tree(ObjectId::CHUNK_TREE, chunk_root);
-        read_chunks(&volume, &chunk.version(epochs.enter()))?;
-        let root = tree(
-            ObjectId::ROOT_TREE,
-            Pointer {
-                at: Logical(sb.root.get()),
-                generation,
-                level: sb.root_level,
-                first_key: None,
-            },
-        );
-        let names = root.version(epochs.enter());
-        let optional = |id| -> Result<Option<Tree>> {
-            Ok(find_root(&names, id)?.map(|(_, item)| tree(id, root_pointer(&item))))
-        };
-        let required = |id| -> Result<Tree> {
-            optional(id)?.ok_or_else(|| {
-                Error::corrupt(
-                    Place::tree(ObjectId::ROOT_TREE),
-                    format!("the root of tree {id} is missing"),
-                )
-            })
-        };
-        let compat_ro = CompatRo::from_bits_retain(sb.compat_ro_flags.get());
-        let extent = required(ObjectId::EXTENT_TREE)?;
-        let roots = Roots {
-            dev: required(ObjectId::DEV_TREE)?,
-            csum: required(ObjectId::CSUM_TREE)?,
-            uuid: optional(ObjectId::UUID_TREE)?,
-            free_space: if compat_ro
-                .contains(CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID)
-            {
-                Some(required(ObjectId::FREE_SPACE_TREE)?)
-            } else {
-                None
-            },
-            block_group: if compat_ro.contains(CompatRo::BLOCK_GROUP_TREE) {
-                Some(required(ObjectId::BLOCK_GROUP_TREE)?)
-            } else {
-                None
-            },
-            root,
-            chunk,
-            extent,
-        };
-        let read_only = match read_only {
-            Some(why) => Some(why),
-            None => match unfinished(&names, &roots, &epochs.enter())? {
-                Some(why) => {
-                    let name = device.name();
-                    return Err(Error::Unsupported(format!(
-                        "{name}: {why}; it can be opened read-only (-o ro)"
-                    )));
-                }
-                None => None,
-            },
-        };
-        drop(names);
+        let trees = Trees { store: &store, stats: &tree_stats, epochs: &epochs };
+        let roots = trees.load(&volume, &sb)?;
+        if read_only.is_none() {
+            check_finished(device.as_ref(), &roots, &epochs.enter())?;
+        }
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
         let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
-        let ground = Ground {
+        Ok(Self::on_ground(Ground {
             csum,
             space,
             txns,
@@ -253,12 +259,17 @@ impl Core {
             superblock_written: Mutex::new(superblock_written),
             flushes: Flushes::default(),
             above: OnceLock::new(),
-        };
+        }))
+    }
+
+    /// An engine on this ground, to which both what commits need from above and the reclaimer
+    /// belong.
+    fn on_ground(ground: Ground) -> Arc<Self> {
         let core = Arc::new(Self::new(ground, crate::file::one_batch));
         let above: Weak<Self> = Arc::downgrade(&core);
         core.above.set(above).expect("a new ground has nothing above it");
         core.space.accounts.set_reclaim(Box::new(Reclaimer::new(&core)));
-        Ok(core)
+        core
     }
 
     /// The directory that is the root of a mount.
@@ -332,13 +343,22 @@ fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
     })
 }
 
+/// Refuses to write where Linux has left work half done that Larder cannot continue, or keeps
+/// accounts that Larder does not keep.
+fn check_finished(device: &dyn Device, roots: &Roots, epoch: &Epoch) -> Result<()> {
+    let name = device.name();
+    match unfinished(roots, epoch)? {
+        Some(why) => {
+            Err(Error::Unsupported(format!("{name}: {why}; it can be opened read-only (-o ro)")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Work that Linux has left half done and Larder cannot continue, or accounting that it does not
 /// keep.
-fn unfinished(
-    names: &Version,
-    roots: &Roots,
-    epoch: &crate::tree::Epoch,
-) -> Result<Option<String>> {
+fn unfinished(roots: &Roots, epoch: &Epoch) -> Result<Option<String>> {
+    let names = &roots.root.version(epoch.clone());
     let first = |version: &Version, id: ObjectId, kind: KeyType| -> Result<bool> {
         let item = version.at_or_after(&Key::new(id, kind, 0))?;
         Ok(item.is_some_and(|i| i.key.objectid == id && i.key.kind == kind))

@@ -3,7 +3,7 @@
 use crate::filesystem::Filesystem;
 use crate::inode::subvolume::{self, Deletes};
 use crate::tree::doing;
-use crate::{Attr, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo};
+use crate::{Attr, FilePosition, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo};
 use larder_format::{Generation, TreeId};
 
 impl Filesystem {
@@ -102,19 +102,18 @@ impl Filesystem {
         self.core.set_subvol_received(id, received)
     }
     /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or
-    /// later, by rising inode and offset from (`ino`, `offset`) on, until it returns false. It does
-    /// not see data that is only in memory: sync first.
+    /// later, by rising inode and offset from a position on, until it returns false. It does not
+    /// see data that is only in memory: sync first.
     ///
     /// # Errors
     /// `NotFound`.
     pub fn find_new(
         &self,
-        subvol: TreeId,
+        from: FilePosition,
         since: Generation,
-        from: (u64, u64),
         each: &mut dyn FnMut(&NewExtent) -> bool,
     ) -> Result<()> {
-        crate::subvolume::find_new::find_new(&self.core, subvol, since, from, each)
+        crate::subvolume::find_new::find_new(&self.core, from, since, each)
     }
     /// A path to an inode within its subvolume, without a slash at either end. One of them, if the
     /// inode has several names.

@@ -23,7 +23,7 @@ impl Core {
     /// waits for that if necessary.
     pub(crate) fn release(&self, front: FrontId, id: crate::InodeId, n: u64) {
         let subvol = self.subvols.read().get(&id.subvol).cloned();
-        if let Some(inode) = subvol.and_then(|s| s.inodes.release(front, id.ino, n)) {
+        if let Some(inode) = subvol.and_then(|s| s.inodes.release(front, id.object(), n)) {
             super::orphan::delete_unheld(self, &inode);
         }
     }

@@ -1,19 +1,21 @@
 //! Attributes: what `stat` shows, and changing it.
 //!
 //! Attributes live in the inode's state. Changing them edits no tree: the item is only marked, and
-//! written at the seal. The flags that `chattr` sets are enforced here, and by the operations on
-//! names, as on Linux. An immutable inode cannot be changed at all. Of an append-only one, the
-//! size, the owner, the permissions and the times cannot be set, and its names stay.
+//! written at the seal. What flags forbid is in [`super::allowed`].
 
+use super::allowed::{check_not_fixed, check_not_immutable};
 use super::draft::prepare;
 use super::{Inode, xattr};
-use crate::api::{Attr, FileKind, SetAttr, SetTime, from_timespec, past_no_return, to_timespec};
+use crate::api::{
+    Attr, FileKind, SetAttr, SetTime, Timestamp, from_timespec, past_no_return, to_timespec,
+};
 use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::file;
+use crate::transaction::Handle;
 use larder_format::SECTOR_SIZE;
 use larder_format::items::inode::{PERMISSIONS, S_IFMT};
-use larder_format::items::{Compression, InodeFlags};
+use larder_format::items::{Compression, InodeFlags, InodeItem};
 use std::sync::Arc;
 
 /// Flags that a user may set and clear.
@@ -69,26 +71,6 @@ pub(crate) fn get(inode: &Inode) -> Result<Attr> {
     })
 }
 
-/// Fails for an immutable or append-only inode, whose attributes and names stay as they are.
-pub(super) fn check_not_fixed(inode: &Inode) -> Result<()> {
-    let flags = inode.flags();
-    if flags.contains(InodeFlags::IMMUTABLE) {
-        return Err(Error::NotPermitted("it is immutable"));
-    }
-    if flags.contains(InodeFlags::APPEND) {
-        return Err(Error::NotPermitted("it is append-only"));
-    }
-    Ok(())
-}
-/// Fails for an immutable inode.
-pub(super) fn check_not_immutable(inode: &Inode) -> Result<()> {
-    if inode.flags().contains(InodeFlags::IMMUTABLE) {
-        Err(Error::NotPermitted("it is immutable"))
-    } else {
-        Ok(())
-    }
-}
-
 /// Checks whether the flags allow the changes.
 fn check_allowed(inode: &Inode, changes: &SetAttr) -> Result<()> {
     let chosen_time = |t: Option<SetTime>| matches!(t, Some(SetTime::To(_)));
@@ -137,6 +119,31 @@ fn new_flags(inode: &Inode, now: InodeFlags, size: u64, wanted: InodeFlags) -> R
     Ok(flags)
 }
 
+/// The flags that an inode has, and those that it gets.
+#[derive(Clone, Copy)]
+struct FlagChange {
+    now: InodeFlags,
+    new: InodeFlags,
+}
+
+impl FlagChange {
+    /// # Errors
+    /// As [`new_flags`].
+    fn of(inode: &Inode, changes: &SetAttr) -> Result<Option<Self>> {
+        let Some(bits) = changes.flags else { return Ok(None) };
+        let (now, size) = {
+            let state = inode.state.lock();
+            (state.item.inode_flags(), state.size)
+        };
+        let wanted = InodeFlags::from_bits_retain(bits);
+        let new = new_flags(inode, now, changes.size.unwrap_or(size), wanted)?;
+        Ok(Some(Self { now, new }))
+    }
+    fn changes_compression(&self) -> bool {
+        self.now & COMPRESSION_FLAGS != self.new & COMPRESSION_FLAGS
+    }
+}
+
 /// Changes attributes, and returns the new ones.
 ///
 /// # Errors
@@ -146,22 +153,7 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
     let guard = inode.lock_op()?;
     inode.check_alive()?;
     check_allowed(inode, changes)?;
-    let flags = match changes.flags {
-        None => None,
-        Some(bits) => {
-            let (now, size) = {
-                let state = inode.state.lock();
-                (state.item.inode_flags(), state.size)
-            };
-            let new = new_flags(
-                inode,
-                now,
-                changes.size.unwrap_or(size),
-                InodeFlags::from_bits_retain(bits),
-            )?;
-            Some((now, new))
-        }
-    };
+    let flags = FlagChange::of(inode, changes)?;
     if let Some(size) = changes.size {
         match inode.kind {
             FileKind::Regular => file::truncate(core, inode, size)?,
@@ -169,56 +161,60 @@ pub(crate) fn set(core: &Core, inode: &Arc<Inode>, changes: &SetAttr) -> Result<
             _ => return Err(Error::Invalid("only regular files have a size that can be set")),
         }
     }
-    let truncated = changes.size.is_some();
-    let _waiting_is_allowed = truncated.then(past_no_return);
-    let compresses = |f: InodeFlags| f & COMPRESSION_FLAGS;
+    let _waiting_is_allowed = changes.size.is_some().then(past_no_return);
     let mut handle = match flags {
-        // The property follows the flags: `chattr +c` means the mount's method, or the default; any
-        // other change of the compression flags means none. (Linux sets the property again with any
-        // other flag, too, and forgets what was chosen. We leave it as it is.)
-        Some((now, new)) if compresses(now) != compresses(new) => {
-            let method = core.options.compress.map_or(Compression::Zlib, |c| c.packing.method());
-            let value = new.contains(InodeFlags::COMPRESS).then_some(method.name().as_bytes());
-            let prepared =
-                prepare(core, &inode.subvol, false, |d| xattr::put_property(d, inode, value))?;
-            let mut handle = prepared.write()?.0;
-            if value.is_some() {
-                handle.need_incompat(file::property::incompat(method).bits());
-            }
-            handle
-        }
+        Some(flags) if flags.changes_compression() => begin_with_property(core, inode, flags)?,
         _ => core.begin_for_item(inode)?,
     };
     let now = core.now();
     inode.change(&mut handle, |state| {
-        let item = &mut state.item;
-        if let Some(perm) = changes.perm {
-            item.mode = ((item.mode.get() & S_IFMT) | (perm & PERMISSIONS)).into();
-        }
-        if let Some(uid) = changes.uid {
-            item.uid = uid.into();
-        }
-        if let Some(gid) = changes.gid {
-            item.gid = gid.into();
-        }
-        let time = |t: SetTime| match t {
-            SetTime::Now => to_timespec(now),
-            SetTime::To(t) => to_timespec(t),
-        };
-        if let Some(t) = changes.atime {
-            item.atime = time(t);
-        }
-        if let Some(t) = changes.mtime {
-            item.mtime = time(t);
-        } else if truncated {
-            item.mtime = to_timespec(now);
-        }
-        item.ctime = to_timespec(changes.ctime.unwrap_or(now));
-        if let Some((_, new)) = flags {
-            item.set_inode_flags(new);
+        apply(&mut state.item, changes, now);
+        if let Some(flags) = flags {
+            state.item.set_inode_flags(flags.new);
         }
     });
     drop(handle);
     drop(guard);
     get(inode)
+}
+
+/// Joins the transaction and lets the compression property follow the flags: `chattr +c` means the
+/// mount's method, or the default; any other change of the compression flags means none. (Linux
+/// sets the property again with any other flag, too, and forgets what was chosen. We leave it as it
+/// is.)
+fn begin_with_property<'a>(core: &'a Core, inode: &Inode, flags: FlagChange) -> Result<Handle<'a>> {
+    let method = core.options.compress.map_or(Compression::Zlib, |c| c.packing.method());
+    let value = flags.new.contains(InodeFlags::COMPRESS).then_some(method.name().as_bytes());
+    let prepared = prepare(core, &inode.subvol, false, |d| xattr::put_property(d, inode, value))?;
+    let mut handle = prepared.write()?.0;
+    if value.is_some() {
+        handle.need_incompat(file::property::incompat(method).bits());
+    }
+    Ok(handle)
+}
+
+/// Changes what the inode's item shows, apart from size and flags.
+fn apply(item: &mut InodeItem, changes: &SetAttr, now: Timestamp) {
+    if let Some(perm) = changes.perm {
+        item.mode = ((item.mode.get() & S_IFMT) | (perm & PERMISSIONS)).into();
+    }
+    if let Some(uid) = changes.uid {
+        item.uid = uid.into();
+    }
+    if let Some(gid) = changes.gid {
+        item.gid = gid.into();
+    }
+    let time = |t: SetTime| match t {
+        SetTime::Now => to_timespec(now),
+        SetTime::To(t) => to_timespec(t),
+    };
+    if let Some(t) = changes.atime {
+        item.atime = time(t);
+    }
+    if let Some(t) = changes.mtime {
+        item.mtime = time(t);
+    } else if changes.size.is_some() {
+        item.mtime = to_timespec(now);
+    }
+    item.ctime = to_timespec(changes.ctime.unwrap_or(now));
 }

@@ -4,8 +4,9 @@
 //! edit. The object in memory is entered into the table before that edit, so every caller that
 //! finds the name finds the same object.
 
+use super::allowed::check_takes_names;
 use super::draft::{Draft, Prepared, prepare};
-use super::names::{self, Name, check_new_name};
+use super::names::{self, Name, check_new_name, name_bytes};
 use super::{Inode, attr, dir, to_file_type, xattr};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, XattrMode, to_timespec};
 use crate::engine::Core;
@@ -172,18 +173,6 @@ fn mounted_flags(core: &Core, kind: FileKind) -> InodeFlags {
     }
 }
 
-/// Fails if a directory cannot take a new name. The caller holds its `op`.
-pub(super) fn check_takes_names(dir: &Inode) -> Result<()> {
-    let state = dir.state.lock();
-    if state.deleted || state.item.nlink.get() == 0 {
-        return Err(Error::NotFound);
-    }
-    if state.item.inode_flags().contains(InodeFlags::IMMUTABLE) {
-        return Err(Error::NotPermitted("the directory is immutable"));
-    }
-    Ok(())
-}
-
 /// Fails for attributes that no inode can have.
 pub(super) fn check_new(new: &NewInode<'_>) -> Result<()> {
     for (name, value) in new.xattrs {
@@ -262,15 +251,10 @@ pub(crate) fn create_unnamed(
     })?;
     let (handle, _, inode) = Nascent::write(&dir, prepared, |nascent| nascent)?;
     inode.state.lock().linkable = true;
-    dir.subvol.inodes.hold(front, inode.id.ino);
+    dir.subvol.inodes.hold(front, inode.object());
     dir.subvol.inodes.set_orphan(&inode);
     drop(handle);
     attr::get(&inode)
-}
-
-/// Bytes of a name, as they are added to or taken from a directory's size.
-pub(super) fn name_bytes(name: &[u8]) -> i64 {
-    i64::try_from(name.len()).expect("a checked name")
 }
 
 /// Target of a symlink.

@@ -20,6 +20,7 @@ use larder_format::items::keys::{dir_index_key, dir_item_key, root_ref_key};
 use larder_format::items::{InodeRefs, RootRef};
 use larder_format::{FormatError, Key, KeyType, ObjectId, TreeId};
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// First index of an entry.
@@ -108,11 +109,12 @@ pub(super) fn parent_within(core: &Core, subvol: &Subvolume, ino: u64) -> Result
 }
 
 /// Is `ancestor` this directory, or one above it in the same subvolume?
-pub(super) fn is_within(core: &Core, subvol: &Subvolume, dir: u64, ancestor: u64) -> Result<bool> {
+pub(super) fn is_within(core: &Core, dir: &Inode, ancestor: &Inode) -> Result<bool> {
+    let subvol = &dir.subvol;
     let mut seen = HashSet::new();
-    let mut at = Some(dir);
+    let mut at = Some(dir.id.ino);
     while let Some(ino) = at {
-        if ino == ancestor {
+        if ino == ancestor.id.ino {
             return Ok(true);
         }
         if !seen.insert(ino) {
@@ -176,7 +178,7 @@ pub(crate) fn readdir(
     from: u64,
     each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
 ) -> Result<()> {
-    list(core, root, dir, from, LAST_INDEX, each)
+    list(core, root, dir, from..=LAST_INDEX, each)
 }
 
 /// As [`readdir`], but leaves out what was added since a listing of the directory was last begun
@@ -200,17 +202,18 @@ pub(crate) fn readdir_page(
         end = Some(index);
         inode.state.lock().listed_to = end;
     }
-    list(core, root, dir, from, end.unwrap_or(LAST_INDEX), each)
+    list(core, root, dir, from..=end.unwrap_or(LAST_INDEX), each)
 }
 
+/// Calls `each` for the entries at these positions.
 fn list(
     core: &Core,
     root: InodeId,
     dir: InodeId,
-    from: u64,
-    end: u64,
+    positions: RangeInclusive<u64>,
     each: &mut dyn FnMut(&DirEntry<'_>) -> bool,
 ) -> Result<()> {
+    let (from, end) = positions.into_inner();
     let inode = core.inode(dir)?;
     inode.expect_dir()?;
     let dot =

@@ -4,9 +4,9 @@
 //! edit adds says so on disk: after a crash the next opening of the file system deletes the inode
 //! ([`super::orphan`]).
 
-use super::create::{check_takes_names, name_bytes};
+use super::allowed::{check_gives_names, check_not_fixed, check_takes_names};
 use super::draft::prepare;
-use super::names::{self, Name, Target, check_name, check_new_name};
+use super::names::{self, Name, Target, check_name, check_new_name, name_bytes};
 use super::subvolume::{self, Deletes};
 use super::{Inode, attr, dir, lock_all, orphan, to_file_type};
 use crate::api::{Attr, InodeId};
@@ -35,7 +35,7 @@ pub(crate) fn link(core: &Core, id: InodeId, dir: InodeId, name: &[u8]) -> Resul
     dir.check_changeable(core)?;
     let guards = lock_all(&[&dir, &inode])?;
     check_takes_names(&dir)?;
-    attr::check_not_fixed(&inode)?;
+    check_not_fixed(&inode)?;
     let at = Name { dir: dir.object(), name };
     if dir::find(core, &dir.subvol, at)?.is_some() {
         return Err(Error::Exists);
@@ -195,13 +195,6 @@ pub(super) fn named_inode(
     }
 }
 
-/// Fails if a name must stay because of flags, those of the directory or those of its inode. The
-/// caller holds both `op`s.
-pub(super) fn check_gives_names(dir: &Inode, inode: &Inode) -> Result<()> {
-    attr::check_not_fixed(dir)?;
-    attr::check_not_fixed(inode)
-}
-
 /// Removes a name. If it was the last one, notes that the inode is to be deleted. The caller holds
 /// both `op`s.
 fn remove_name(core: &Core, dir: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<()> {
@@ -235,7 +228,7 @@ pub(super) fn loses_last_name(inode: &Inode) -> bool {
 
 /// Deletes an inode that has lost its last name, unless it is held.
 pub(super) fn delete_if_last(core: &Core, inode: &Arc<Inode>) {
-    if inode.state.lock().item.nlink.get() == 0 && !inode.subvol.inodes.is_held(inode.id.ino) {
+    if inode.state.lock().item.nlink.get() == 0 && !inode.subvol.inodes.is_held(inode.object()) {
         orphan::delete_unheld(core, inode);
     }
 }
@@ -257,7 +250,7 @@ fn remove_placeholder(core: &Core, dir: &Arc<Inode>, name: &[u8]) -> Result<bool
     if !is_one()? {
         return Ok(false);
     }
-    attr::check_not_fixed(dir)?;
+    check_not_fixed(dir)?;
     // There is no reference that has the index: nothing in this tree refers back.
     let index = dir::index_of(core, dir, name)?;
     let prepared = prepare(core, &dir.subvol, true, |d| names::remove_entry_at(d, at, index))?;

@@ -2,21 +2,27 @@
 //!
 //! | module | decision it hides |
 //! |---|---|
-//! | `access` | how an operation gets at an inode |
-//! | `attr`, `xattr` | which attributes can be set on an inode |
 //! | `names` | how names lie in items |
+//! | `allowed` | what flags forbid |
+//! | `xattr`, `attr` | which attributes can be set on an inode |
 //! | `dir` | how directories are searched and listed |
-//! | `create`, `link`, `rename` | what making, linking, removing and renaming change |
 //! | `orphan` | how inodes are deleted that have no name left |
-//! | `subvolume`, `subvolume_moves` | entries of subvolumes: making and deleting; moving |
+//! | `access` | how an operation gets at an inode |
+//! | `create` | what a new inode needs |
+//! | `subvolume` | entries of subvolumes: making, snapshotting and deleting |
+//! | `link` | giving an inode one more name, and taking names away |
+//! | `moves`, `subvolume_moves`, `rename` | moving and exchanging names; those of subvolumes |
 //!
+//! A module uses only what stands above it here.
 //! An inode in memory and its locks belong to the engine ([`Inode`]).
 
 mod access;
+mod allowed;
 pub(crate) mod attr;
 pub(crate) mod create;
 pub(crate) mod dir;
 pub(crate) mod link;
+mod moves;
 mod names;
 pub(crate) mod orphan;
 pub(crate) mod rename;

@@ -53,6 +53,11 @@ pub(super) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX { Err(Error::NameTooLong) } else { Ok(()) }
 }
 
+/// Bytes of a name, as they are added to or taken from a directory's size.
+pub(super) fn name_bytes(name: &[u8]) -> i64 {
+    i64::try_from(name.len()).expect("a checked name")
+}
+
 /// What an entry leads to, as the draft has it.
 pub(super) fn find(d: &mut Draft<'_>, at: Name<'_>) -> Result<Option<Target>> {
     let key = dir_item_key(at.dir, at.name);

@@ -15,6 +15,7 @@ use crate::engine::fronts::FrontId;
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Result};
 use crate::file::{self, LastRefs};
+use crate::transaction::Handle;
 use crate::tree::doing;
 use larder_format::items::keys::{inode_key, orphan_key};
 use larder_format::{Key, KeyType, ObjectId};
@@ -39,17 +40,8 @@ pub(super) fn delete_unheld(core: &Core, inode: &Arc<Inode>) {
 
 fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     let _guard = inode.lock_op()?;
-    {
-        let state = inode.state.lock();
-        // The root of a subvolume stays, whatever a damaged image says about it.
-        let root = inode.id.ino == inode.subvol.root_dir;
-        if root
-            || state.deleted
-            || state.item.nlink.get() > 0
-            || inode.subvol.inodes.is_held(inode.id.ino)
-        {
-            return Ok(());
-        }
+    if !is_to_go(inode) {
+        return Ok(());
     }
     inode.subvol.look_up_highest_ino(core)?;
     // With `op` held no data becomes delayed. Data whose write-back is complete is among the items.
@@ -57,39 +49,30 @@ fn delete(core: &Core, inode: &Arc<Inode>) -> Result<()> {
     // Once is enough: what is left then is not data, whatever a damaged image calls it.
     let mut truncated = inode.kind != FileKind::Regular;
     loop {
-        let Items { keys, all, extents } = some_items(core, inode, truncated)?;
-        let at_once = all && !delayed;
-        if !truncated && (delayed || extents.is_some()) && !at_once {
+        let items = some_items(core, inode, truncated)?;
+        let at_once = items.all && !delayed;
+        if !truncated && (delayed || items.extents.is_some()) && !at_once {
             file::truncate(core, inode, 0)?;
             truncated = true;
             continue;
         }
-        // The inode item goes last, together with the announcement.
-        let prepared = prepare(core, &inode.subvol, true, |d| {
-            for key in &keys {
-                d.delete_known(key);
-            }
-            if all {
-                d.delete_known(&inode_key(inode.object()));
-                names::remove_orphan(d, inode.object())?;
-            }
-            Ok(())
-        })?;
-        let handle = match extents {
-            Some(refs) => {
-                let (mut handle, changes) = prepared.into_changes();
-                refs.drop_with(&mut handle, inode, |h| write_changes(h, &inode.subvol, &changes))?;
-                handle
-            }
-            None => prepared.write()?.0,
-        };
-        if all {
+        let handle = items.delete(core, inode)?;
+        if items.all {
             inode.state.lock().deleted = true;
             inode.subvol.inodes.remove(inode.id.ino);
             drop(handle);
             return Ok(());
         }
     }
+}
+
+/// Has the inode neither names nor holds? The caller holds its `op`.
+fn is_to_go(inode: &Inode) -> bool {
+    let state = inode.state.lock();
+    // The root of a subvolume stays, whatever a damaged image says about it.
+    let root = inode.id.ino == inode.subvol.root_dir;
+    let unnamed = !state.deleted && state.item.nlink.get() == 0;
+    !root && unnamed && !inode.subvol.inodes.is_held(inode.object())
 }
 
 /// What an inode has besides its inode item.
@@ -100,6 +83,27 @@ struct Items {
     all: bool,
     /// What those items among them that are extents of its data refer to; `None` if there are none.
     extents: Option<LastRefs>,
+}
+
+impl Items {
+    /// Deletes these items, and with the last of them the inode item together with the
+    /// announcement.
+    fn delete<'a>(&self, core: &'a Core, inode: &Arc<Inode>) -> Result<Handle<'a>> {
+        let prepared = prepare(core, &inode.subvol, true, |d| {
+            for key in &self.keys {
+                d.delete_known(key);
+            }
+            if self.all {
+                d.delete_known(&inode_key(inode.object()));
+                names::remove_orphan(d, inode.object())?;
+            }
+            Ok(())
+        })?;
+        let Some(refs) = &self.extents else { return Ok(prepared.write()?.0) };
+        let (mut handle, changes) = prepared.into_changes();
+        refs.drop_with(&mut handle, inode, |h| write_changes(h, &inode.subvol, &changes))?;
+        Ok(handle)
+    }
 }
 
 /// Some items of an inode, without the inode item. `no_data`: none of them is data.

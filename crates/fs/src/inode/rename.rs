@@ -7,19 +7,21 @@
 //! moves happen one after the other (`moving` in the table of inodes), and each checks the way up
 //! first.
 
-use super::create::{Nascent, check_takes_names, name_bytes};
+use super::allowed::{check_gives_names, check_takes_names};
+use super::create::Nascent;
 use super::draft::prepare;
-use super::link::{check_gives_names, delete_if_last, loses_last_name, named_inode};
-use super::names::{self, Target, check_name, check_new_name};
-use super::subvolume_moves::{self, Side, hanging};
+use super::link::{delete_if_last, loses_last_name, named_inode};
+use super::moves::{Side, check_no_loop, draft_whiteout, note_companion, note_move, whiteout};
+use super::names::{self, Target, check_name, check_new_name, name_bytes};
+use super::subvolume_moves::{self, hanging};
 use super::{Inode, dir, lock_all, to_file_type};
-use crate::api::{FileKind, InodeId, NewInode, RenameMode, Timestamp, may_wait};
-use crate::engine::Core;
+use crate::api::{InodeId, RenameMode, Timestamp, may_wait};
+use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Result};
+use crate::lock::Locked;
 use crate::transaction::Handle;
-use larder_format::KeyType;
+use larder_format::{KeyType, ObjectId};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Renames; see [`RenameMode`]. If both names are of one inode, both stay.
 ///
@@ -42,8 +44,8 @@ pub(crate) fn rename(
         return Err(Error::Busy(". and .. cannot be renamed"));
     }
     check_new_name(to.1)?;
-    let across = from.0.subvol != to.0.subvol;
     let (from, to) = (Side { dir: &from_dir, name: from.1 }, Side { dir: &to_dir, name: to.1 });
+    let across = !from.shares_tree_with(&to);
     let of_subvolume = hanging(core, from)?.is_some();
     if across && !of_subvolume {
         from.find(core)?.ok_or(Error::NotFound)?;
@@ -61,51 +63,62 @@ pub(crate) fn rename(
     if across {
         return Err(Error::CrossSubvolume);
     }
-    loop {
-        let old = from.find(core)?.ok_or(Error::NotFound)?;
-        let new = to.find(core)?;
-        check_subvolumes(old, new)?;
-        let Some(source) = named_inode(core, &from_dir, from.at(), old)? else { continue };
-        let victim = match new {
-            None => None,
-            Some(new) => match named_inode(core, &to_dir, to.at(), new)? {
-                None => continue,
-                found => found,
-            },
-        };
-        let directory_moves = source.is_dir() || victim.as_ref().is_some_and(|v| v.is_dir());
-        let _moving = if directory_moves && from_dir.id != to_dir.id {
-            let moving = &from_dir.subvol.inodes.moving;
-            Some(match moving.try_lock() {
-                Some(guard) => guard,
-                None => {
-                    may_wait()?;
-                    moving.lock()
-                }
-            })
-        } else {
-            None
-        };
-        let mut involved = vec![&*from_dir, &*to_dir, &*source];
-        involved.extend(victim.as_deref());
-        let guards = lock_all(&involved)?;
-        // The names may lead to other inodes since, because they were not locked.
-        if from.find(core)? != Some(old) || to.find(core)? != new {
-            continue;
-        }
-        match (mode, &victim) {
-            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
-            (RenameMode::Exchange, None) => return Err(Error::NotFound),
-            (_, Some(victim)) if victim.id == source.id => return Ok(()),
-            (RenameMode::Exchange, Some(victim)) => exchange(core, from, to, &source, victim)?,
-            _ => replace(core, from, to, &source, victim.as_ref(), mode)?,
-        }
-        drop(guards);
-        if let Some(victim) = &victim {
-            delete_if_last(core, victim);
-        }
-        return Ok(());
+    while !rename_within(core, from, to, mode)? {}
+    Ok(())
+}
+
+/// Renames within a subvolume. False, and nothing is done, if a name has changed meanwhile.
+fn rename_within(core: &Core, from: Side<'_>, to: Side<'_>, mode: RenameMode) -> Result<bool> {
+    let old = from.find(core)?.ok_or(Error::NotFound)?;
+    let new = to.find(core)?;
+    check_subvolumes(old, new)?;
+    let Some(source) = named_inode(core, from.dir, from.at(), old)? else { return Ok(false) };
+    let victim = new.map(|new| named_inode(core, to.dir, to.at(), new)).transpose()?;
+    let victim = match victim {
+        Some(None) => return Ok(false),
+        Some(found) => found,
+        None => None,
+    };
+    let directory_moves = source.is_dir() || victim.as_ref().is_some_and(|v| v.is_dir());
+    let _moving = if directory_moves && !from.is_with(&to) {
+        Some(lock_moving(&from.dir.subvol)?)
+    } else {
+        None
+    };
+    let mut involved: Vec<&Inode> = vec![from.dir, to.dir, &source];
+    involved.extend(victim.as_deref());
+    let guards = lock_all(&involved)?;
+    // The names may lead to other inodes since, because they were not locked.
+    if from.find(core)? != Some(old) || to.find(core)? != new {
+        return Ok(false);
     }
+    match (mode, &victim) {
+        (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+        (RenameMode::Exchange, None) => return Err(Error::NotFound),
+        (_, Some(victim)) if victim.id == source.id => return Ok(true),
+        (RenameMode::Exchange, Some(victim)) => exchange(core, from, to, &source, victim)?,
+        _ => {
+            let last = victim.as_ref().is_some_and(|v| loses_last_name(v));
+            let moved = Moved { core, from, to, source: &source, victim: victim.as_ref(), last };
+            moved.check()?;
+            moved.write(mode)?;
+        }
+    }
+    drop(guards);
+    if let Some(victim) = &victim {
+        delete_if_last(core, victim);
+    }
+    Ok(true)
+}
+
+/// Lets the directories of a subvolume stand still.
+fn lock_moving(subvol: &Subvolume) -> Result<Locked<'_, ()>> {
+    let moving = &subvol.inodes.moving;
+    if let Some(guard) = moving.try_lock() {
+        return Ok(guard);
+    }
+    may_wait()?;
+    Ok(moving.lock())
 }
 
 /// The entry of a subvolume that is not in this snapshot does not move, and no subvolume is
@@ -122,15 +135,6 @@ fn check_subvolumes(old: Target, new: Option<Target>) -> Result<()> {
         Some(new) if is_subvolume(new) => Err(Error::NotEmpty),
         _ => Ok(()),
     }
-}
-
-/// Fails if a directory would come to lie within itself. The caller holds `moving` if the
-/// directories differ.
-pub(super) fn check_no_loop(core: &Core, moved: &Inode, into: &Inode) -> Result<()> {
-    if moved.is_dir() && dir::is_within(core, &into.subvol, into.id.ino, moved.id.ino)? {
-        return Err(Error::Invalid("a directory cannot be moved into itself"));
-    }
-    Ok(())
 }
 
 fn exchange(
@@ -175,113 +179,113 @@ fn exchange(
     Ok(())
 }
 
-fn replace(
-    core: &Core,
-    from: Side<'_>,
-    to: Side<'_>,
-    source: &Arc<Inode>,
-    victim: Option<&Arc<Inode>>,
-    mode: RenameMode,
-) -> Result<()> {
-    check_gives_names(from.dir, source)?;
-    check_takes_names(to.dir)?;
-    if from.dir.id != to.dir.id {
-        check_no_loop(core, source, to.dir)?;
-    }
-    if let Some(victim) = victim {
+/// A name that is about to move, in place of another one where there is one. Everything is locked.
+struct Moved<'a> {
+    core: &'a Core,
+    from: Side<'a>,
+    to: Side<'a>,
+    source: &'a Arc<Inode>,
+    /// The inode that has the new name.
+    victim: Option<&'a Arc<Inode>>,
+    /// Is that its last name?
+    last: bool,
+}
+
+/// Positions of entries in their directories.
+#[derive(Clone, Copy)]
+struct Indices {
+    /// Of what has the old name; the highest in use if nothing has it.
+    from: u64,
+    to: u64,
+}
+
+impl Moved<'_> {
+    fn check(&self) -> Result<()> {
+        let Self { core, from, to, source, .. } = *self;
+        check_gives_names(from.dir, source)?;
+        check_takes_names(to.dir)?;
+        if !from.is_with(&to) {
+            check_no_loop(core, source, to.dir)?;
+        }
+        let Some(victim) = self.victim else { return Ok(()) };
         check_gives_names(to.dir, victim)?;
         match (source.is_dir(), victim.is_dir()) {
-            (true, false) => return Err(Error::NotDirectory),
-            (false, true) => return Err(Error::IsDirectory),
+            (true, false) => Err(Error::NotDirectory),
+            (false, true) => Err(Error::IsDirectory),
             (true, true) if !dir::is_empty(&victim.subvol.version(core), victim)? => {
-                return Err(Error::NotEmpty);
+                Err(Error::NotEmpty)
             }
-            _ => {}
+            _ => Ok(()),
         }
     }
-    let new = match mode {
-        RenameMode::Whiteout { uid, gid } => {
-            check_takes_names(from.dir)?;
-            let kind = FileKind::CharDevice;
-            Some(NewInode { kind, perm: 0, uid, gid, rdev: 0, target: &[], xattrs: &[] })
-        }
-        _ => None,
-    };
-    let same_dir = from.dir.id == to.dir.id;
-    let to_index = dir::last_index(core, to.dir)? + 1;
-    let from_index = match (&new, same_dir) {
-        (None, _) => dir::last_index(core, from.dir)?,
-        (Some(_), true) => to_index + 1,
-        (Some(_), false) => dir::last_index(core, from.dir)? + 1,
-    };
-    let extrefs = names::extrefs(core);
-    let last = victim.is_some_and(|v| loses_last_name(v));
-    let prepared = prepare(core, &from.dir.subvol, false, |d| {
-        names::remove(d, from.at(), source.object())?;
-        if let Some(victim) = victim {
-            names::remove(d, to.at(), victim.object())?;
-            if last && !fault!(core.options.tuning, NoOrphans) {
-                names::add_orphan(d, victim.object())?;
+
+    fn write(&self, mode: RenameMode) -> Result<()> {
+        let Self { core, from, to, source, victim, last } = *self;
+        let new = whiteout(mode, from.dir)?;
+        let indices = self.indices(new.is_some())?;
+        let extrefs = names::extrefs(core);
+        let prepared = prepare(core, &from.dir.subvol, false, |d| {
+            names::remove(d, from.at(), source.object())?;
+            if let Some(victim) = victim {
+                names::remove(d, to.at(), victim.object())?;
+                if last && !fault!(core.options.tuning, NoOrphans) {
+                    names::add_orphan(d, victim.object())?;
+                }
             }
-        }
-        names::add(d, to.at(), to_index, source.object(), to_file_type(source.kind), extrefs)?;
-        let Some(new) = &new else { return Ok(None) };
-        let whiteout = Nascent::new(core, from.dir, new, 1)?;
-        whiteout.draft(d)?;
-        names::add_first(d, from.at(), from_index, whiteout.object(), to_file_type(new.kind))?;
-        Ok(Some(whiteout))
-    })?;
-    let whiteout = prepared.found.as_ref().map(Nascent::object);
-    let mut handle = match &prepared.found {
-        Some(_) => {
-            Nascent::write(from.dir, prepared, |w| w.as_ref().expect("a whiteout was drafted"))?.0
-        }
-        None => prepared.write()?.0,
-    };
-    let now = core.now();
-    let h = &mut handle;
-    let gone = name_bytes(from.name);
-    let came = name_bytes(to.name);
-    entries_changed(h, to.dir, if victim.is_some() { 0 } else { came }, to_index, now);
-    let stays = new.is_some();
-    entries_changed(
-        h,
-        from.dir,
-        if stays { 0 } else { -gone },
-        if same_dir { to_index.max(from_index) } else { from_index },
-        now,
-    );
-    source.change(h, |state| state.links_changed(0, now));
-    if !same_dir {
-        note_companion(h, from.dir, source);
+            let kind = to_file_type(source.kind);
+            names::add(d, to.at(), indices.to, source.object(), kind, extrefs)?;
+            let Some(new) = &new else { return Ok(None) };
+            draft_whiteout(core, d, from, indices.from, new).map(Some)
+        })?;
+        let whiteout = prepared.found.as_ref().map(Nascent::object);
+        let mut handle = match &prepared.found {
+            Some(_) => {
+                Nascent::write(from.dir, prepared, |w| w.as_ref().expect("a whiteout was drafted"))?
+                    .0
+            }
+            None => prepared.write()?.0,
+        };
+        self.changed(&mut handle, indices, whiteout);
+        Ok(())
     }
-    if let Some(whiteout) = whiteout {
-        source.state.lock().note_companion(h.generation(), whiteout);
+
+    fn indices(&self, stays: bool) -> Result<Indices> {
+        let Self { core, from, to, .. } = *self;
+        let to_index = dir::last_index(core, to.dir)? + 1;
+        let from_index = match (stays, from.is_with(&to)) {
+            (false, _) => dir::last_index(core, from.dir)?,
+            (true, true) => to_index + 1,
+            (true, false) => dir::last_index(core, from.dir)? + 1,
+        };
+        Ok(Indices { from: from_index, to: to_index })
     }
-    note_move(h, source);
-    if let Some(victim) = victim {
+
+    /// Changes the inodes in memory.
+    fn changed(&self, h: &mut Handle<'_>, indices: Indices, whiteout: Option<ObjectId>) {
+        let Self { core, from, to, source, victim, last } = *self;
+        let now = core.now();
+        let came = if victim.is_some() { 0 } else { name_bytes(to.name) };
+        let gone = if whiteout.is_some() { 0 } else { name_bytes(from.name) };
+        let same_dir = from.is_with(&to);
+        entries_changed(h, to.dir, came, indices.to, now);
+        let highest = if same_dir { indices.to.max(indices.from) } else { indices.from };
+        entries_changed(h, from.dir, -gone, highest, now);
+        source.change(h, |state| state.links_changed(0, now));
+        if !same_dir {
+            note_companion(h, from.dir, source);
+        }
+        if let Some(whiteout) = whiteout {
+            source.state.lock().note_companion(h.generation(), whiteout);
+        }
+        note_move(h, source);
+        let Some(victim) = victim else { return };
         victim.change(h, |state| state.links_changed(-1, now));
-        if !last {
+        if last {
+            victim.subvol.inodes.set_orphan(victim);
+        } else {
             note_companion(h, to.dir, victim);
             note_companion(h, victim, source);
         }
-        if last {
-            victim.subvol.inodes.set_orphan(victim);
-        }
-    }
-    Ok(())
-}
-
-/// An `fsync` of a directory must not lose what has moved to another one. An `fsync` of an inode
-/// must log the inode that now has the name which it lost.
-pub(super) fn note_companion(h: &Handle<'_>, inode: &Inode, companion: &Inode) {
-    inode.state.lock().note_companion(h.generation(), companion.object());
-}
-
-/// If a directory moves, the way to everything below it changes.
-pub(super) fn note_move(h: &Handle<'_>, inode: &Inode) {
-    if inode.is_dir() {
-        h.txn.moves.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -7,9 +7,10 @@
 //! subvolumes holds `Core::subvol_tree`. So a subvolume cannot be deleted while another one is made
 //! in it, or be moved into itself.
 
-use super::create::{Nascent, check_new, check_takes_names, name_bytes};
+use super::allowed::{check_not_fixed, check_takes_names};
+use super::create::{Nascent, check_new};
 use super::draft::{Draft, prepare, write_changes};
-use super::names::{self, Name, Target, check_name, check_new_name};
+use super::names::{self, Name, Target, check_name, check_new_name, name_bytes};
 use super::{Inode, attr, dir, lock_all};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, may_wait};
 use crate::engine::{Core, Subvolume};
@@ -20,8 +21,8 @@ use crate::transaction::Link;
 use crate::tree::{BlockSource, Tree};
 use larder_format::items::keys::inode_ref_key;
 use larder_format::items::{FileType, InodeFlags, InodeItem, InodeRef, RootItem};
-use larder_format::node::max_item_size;
-use larder_format::{Key, KeyType, ObjectId, TreeId};
+use larder_format::node::{HEADER_SIZE, ITEM_SIZE, max_item_size};
+use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::little_endian::{U32, U64};
@@ -69,18 +70,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     let prepared = prepare(core, &dir.subvol, false, |d| draft_entry(d, at, index, id))?;
     let (mut h, changes) = prepared.into_changes();
     let generation = h.generation();
-    let mut root = Draft::new(id, generation, max_item_size(core.nodesize()), &|_| Ok(None));
-    nascent.draft(&mut root)?;
-    let mut dots = Vec::new();
-    InodeRef { index: 0, name: b".." }.append_to(&mut dots);
-    root.insert_new(&inode_ref_key(ObjectId::FIRST_FREE, ObjectId::FIRST_FREE), dots);
-    let items: Vec<(Key, Vec<u8>)> =
-        root.into_changes().into_iter().filter_map(|(key, _, data)| Some((key, data?))).collect();
-    let bytes: usize =
-        items.iter().map(|(_, data)| data.len() + larder_format::node::ITEM_SIZE).sum();
-    if bytes > core.nodesize() as usize - larder_format::node::HEADER_SIZE {
-        return Err(Error::NoSpace);
-    }
+    let items = first_leaf(core, id, generation, &nascent)?;
     let block = h.take_block()?;
     // From here on only this can fail, and then nothing has been changed.
     if let Err(e) = write_changes(&mut h, &dir.subvol, &changes) {
@@ -89,7 +79,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     }
     let tree =
         Tree::with_leaf(id, core.store.clone(), &mut h, block, &items, core.tree_stats.clone());
-    let item = new_root_item(core, generation.0, nascent.time());
+    let item = new_root_item(core, generation, nascent.time());
     let subvol = Arc::new(Subvolume::new(id, 0, tree, item));
     subvol.inodes.clean.store(true, Ordering::Release);
     h.txn.subvols.lock().insert(id, subvol.below.clone());
@@ -108,8 +98,29 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     attr::get(&*core.inode(InodeId { subvol: id, ino: ObjectId::FIRST_FREE.0 })?)
 }
 
+/// The items of a new subvolume: those of its root directory, which must have room in one leaf.
+fn first_leaf(
+    core: &Core,
+    id: TreeId,
+    generation: Generation,
+    nascent: &Nascent<'_>,
+) -> Result<Vec<(Key, Vec<u8>)>> {
+    let mut root = Draft::new(id, generation, max_item_size(core.nodesize()), &|_| Ok(None));
+    nascent.draft(&mut root)?;
+    let mut dots = Vec::new();
+    InodeRef { index: 0, name: b".." }.append_to(&mut dots);
+    root.insert_new(&inode_ref_key(ObjectId::FIRST_FREE, ObjectId::FIRST_FREE), dots);
+    let items: Vec<(Key, Vec<u8>)> =
+        root.into_changes().into_iter().filter_map(|(key, _, data)| Some((key, data?))).collect();
+    let bytes: usize = items.iter().map(|(_, data)| data.len() + ITEM_SIZE).sum();
+    if bytes > core.nodesize() as usize - HEADER_SIZE {
+        return Err(Error::NoSpace);
+    }
+    Ok(items)
+}
+
 /// The ROOT_ITEM of a new subvolume, without its root.
-fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
+fn new_root_item(core: &Core, generation: Generation, now: Timestamp) -> RootItem {
     let mut inode = InodeItem {
         generation: U64::new(1),
         size: U64::new(3),
@@ -125,8 +136,8 @@ fn new_root_item(core: &Core, generation: u64, now: Timestamp) -> RootItem {
         root_dirid: U64::new(ObjectId::FIRST_FREE.0),
         refs: U32::new(1),
         uuid: core.new_uuid(),
-        ctransid: U64::new(generation),
-        otransid: U64::new(generation),
+        ctransid: U64::new(generation.0),
+        otransid: U64::new(generation.0),
         ctime: time,
         otime: time,
         ..RootItem::default()
@@ -230,7 +241,7 @@ pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> 
     if which == Deletes::Empty && !dir::is_empty(&child.version(core), &top)? {
         return Err(Error::NotEmpty);
     }
-    attr::check_not_fixed(&dir)?;
+    check_not_fixed(&dir)?;
     // Entries of subvolumes change only under `subvol_tree`, so this one is still there.
     let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
     let prepared = prepare(core, &dir.subvol, true, |d| names::remove_entry_at(d, at, index))?;

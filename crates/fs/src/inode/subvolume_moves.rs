@@ -10,43 +10,24 @@
 //! of a subvolume changes, and no subvolume comes to hang in itself. An `fsync` that a move
 //! concerns commits; the log finds that out from the entries that it meets ([`crate::log`]).
 
-use super::create::{Nascent, check_takes_names, name_bytes};
+use super::allowed::{check_gives_names, check_not_fixed, check_takes_names};
+use super::create::Nascent;
 use super::draft::{Draft, prepare, prepare_two};
-use super::names::{self, Name, Target};
-use super::rename::{check_no_loop, note_companion, note_move};
+use super::moves::{Side, check_no_loop, draft_whiteout, note_companion, note_move, whiteout};
+use super::names::{self, Name, Target, name_bytes};
 use super::subvolume::target;
-use super::{Inode, attr, dir, link, lock_all, to_file_type};
-use crate::api::{FileKind, NewInode, RenameMode, may_wait};
+use super::{Inode, dir, link, lock_all, to_file_type};
+use crate::api::{RenameMode, may_wait};
 use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::transaction::{Handle, Link};
 use larder_format::{KeyType, ObjectId, TreeId};
 use std::sync::Arc;
 
-/// A directory and a name in it.
-#[derive(Clone, Copy)]
-pub(super) struct Side<'a> {
-    pub(super) dir: &'a Arc<Inode>,
-    pub(super) name: &'a [u8],
-}
-
-impl Side<'_> {
-    pub(super) fn at(&self) -> Name<'_> {
-        Name { dir: self.dir.object(), name: self.name }
-    }
-    pub(super) fn find(&self, core: &Core) -> Result<Option<Target>> {
-        dir::find(core, &self.dir.subvol, self.at())
-    }
-    fn is_with(&self, other: &Self) -> bool {
-        self.dir.id == other.dir.id
-    }
-    fn shares_tree_with(&self, other: &Self) -> bool {
-        self.dir.subvol.id == other.dir.subvol.id
-    }
-    /// The link of a subvolume that hangs under this name, at `index`.
-    fn link(&self, index: u64) -> Link {
-        Link { parent: self.dir.subvol.id, dir: self.dir.object(), index, name: self.name.to_vec() }
-    }
+/// The link of a subvolume that hangs under this name, at `index`.
+fn link_at(side: Side<'_>, index: u64) -> Link {
+    let (parent, dir) = (side.dir.subvol.id, side.dir.object());
+    Link { parent, dir, index, name: side.name.to_vec() }
 }
 
 /// The subvolume that hangs under a name; `None` if the name leads to anything else.
@@ -86,11 +67,11 @@ pub(super) fn rename(core: &Core, from: Side<'_>, to: Side<'_>, mode: RenameMode
         if from.find(core)? != old || to.find(core)? != new {
             continue;
         }
-        attr::check_not_fixed(from.dir)?;
+        check_not_fixed(from.dir)?;
         check_takes_names(to.dir)?;
         if let Some(victim) = &victim {
             victim.expect_dir()?;
-            link::check_gives_names(to.dir, victim)?;
+            check_gives_names(to.dir, victim)?;
             if !dir::is_empty(&victim.subvol.version(core), victim)? {
                 return Err(Error::NotEmpty);
             }
@@ -131,14 +112,7 @@ struct Moved<'a> {
 impl Moved<'_> {
     fn write(&self, mode: RenameMode) -> Result<()> {
         let Self { core, from, to, victim, id } = *self;
-        let new = match mode {
-            RenameMode::Whiteout { uid, gid } => {
-                check_takes_names(from.dir)?;
-                let kind = FileKind::CharDevice;
-                Some(NewInode { kind, perm: 0, uid, gid, rdev: 0, target: &[], xattrs: &[] })
-            }
-            _ => None,
-        };
+        let new = whiteout(mode, from.dir)?;
         let index = core.link_of(id)?.ok_or(Error::NotFound)?.index;
         let to_index = dir::last_index(core, to.dir)? + 1;
         let from_index =
@@ -147,10 +121,7 @@ impl Moved<'_> {
         let leave = |d: &mut Draft<'_>| {
             names::remove_entry_at(d, from.at(), index)?;
             let Some(new) = &new else { return Ok(None) };
-            let whiteout = Nascent::new(core, from.dir, new, 1)?;
-            whiteout.draft(d)?;
-            names::add_first(d, from.at(), from_index, whiteout.object(), to_file_type(new.kind))?;
-            Ok(Some(whiteout))
+            draft_whiteout(core, d, from, from_index, new).map(Some)
         };
         let come = |d: &mut Draft<'_>| {
             if let Some(victim) = victim {
@@ -174,7 +145,7 @@ impl Moved<'_> {
             Nascent::kept_if(entered, prepared.write())?
         };
         self.changed(&mut h, to_index, new.is_some().then_some(from_index));
-        core.note_link(&mut h, id, Some(to.link(to_index)));
+        core.note_link(&mut h, id, Some(link_at(to, to_index)));
         Ok(())
     }
 
@@ -231,9 +202,9 @@ impl Thing {
     /// and of the thing itself.
     fn check(&self, core: &Core, from: Side<'_>, to: Side<'_>) -> Result<()> {
         match self {
-            Self::Subvolume { .. } => attr::check_not_fixed(from.dir),
+            Self::Subvolume { .. } => check_not_fixed(from.dir),
             Self::Inode(inode) => {
-                link::check_gives_names(from.dir, inode)?;
+                check_gives_names(from.dir, inode)?;
                 check_no_loop(core, inode, to.dir)
             }
         }
@@ -255,7 +226,9 @@ impl Thing {
     /// Notes that it has moved from one place to the other, where its entry is at `index`.
     fn changed(&self, core: &Core, h: &mut Handle<'_>, from: Side<'_>, to: Side<'_>, index: u64) {
         match self {
-            Self::Subvolume { id, .. } => core.note_link(h, *id, Some(to.link(index))),
+            Self::Subvolume { id, .. } => {
+                core.note_link(h, *id, Some(link_at(to, index)));
+            }
             Self::Inode(inode) => {
                 inode.change(h, |state| state.links_changed(0, core.now()));
                 if !from.is_with(&to) {

@@ -9,9 +9,10 @@
 //! on anything else nor shows them there, whatever the disk has. Larder does the same, so that no
 //! image can be made with attributes that Linux hides.
 
+use super::Inode;
+use super::allowed::check_not_fixed;
 use super::draft::{Draft, prepare};
 use super::names::max_attribute;
-use super::{Inode, attr};
 use crate::api::{FileKind, XattrMode, to_timespec};
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
@@ -121,7 +122,7 @@ fn change(
     check_may_have(inode.kind, name)?;
     let _guard = inode.lock_op()?;
     inode.check_alive()?;
-    attr::check_not_fixed(inode)?;
+    check_not_fixed(inode)?;
     let mut value = value;
     let mut mode = mode;
     let property = name.starts_with(b"btrfs.");

@@ -302,46 +302,52 @@ impl Walk {
             None if self.started => return Ok((closed > 0).then_some(closed)),
             None => self.root,
         };
+        self.release(core, h, known, &ptr).map(|notes| Some(closed + notes))
+    }
+
+    /// Lets go of a block: of this tree's reference, if other trees use it, or of the block itself.
+    /// Returns how much was noted.
+    fn release(
+        &mut self,
+        core: &Core,
+        h: &Handle<'_>,
+        known: &mut KnownRefs,
+        ptr: &Pointer,
+    ) -> Result<u64> {
         let reference = reference_below(self.open.last(), self.tree);
+        let block = (ptr.at, ptr.level);
         let mut node = None;
         // For an older block the answer is known without reading it.
         let mut owned = (ptr.generation <= self.born || self.independent).then_some(false);
         loop {
-            match core.note_released(
-                &h.txn,
-                known,
-                (ptr.at, ptr.level),
-                reference,
-                owned,
-                self.suspect,
-            ) {
+            match core.note_released(&h.txn, known, block, reference, owned, self.suspect) {
                 Ok(Released::Shared) => {
                     self.passed();
-                    return Ok(Some(closed + 1));
+                    return Ok(1);
                 }
                 Ok(Released::Last { full }) => {
                     let node = match node {
                         Some(node) => node,
-                        None => core.store.get(&ptr, self.tree)?,
+                        None => core.store.get(ptr, self.tree)?,
                     };
+                    let mut notes = 0;
                     if ptr.level == 0 {
-                        let notes = core.note_freed(&h.txn, self.tree, &node, full, reference)?;
-                        self.passed();
-                        return Ok(Some(closed + notes));
+                        notes = core.note_freed(&h.txn, self.tree, &node, full, reference)?;
                     }
                     self.passed();
-                    self.open.push(Open { node, next: 0, full, reference });
-                    return Ok(Some(closed));
+                    if ptr.level > 0 {
+                        self.open.push(Open { node, next: 0, full, reference });
+                    }
+                    return Ok(notes);
                 }
                 Ok(Released::WhoOwns) => {
-                    let block = core.store.get(&ptr, self.tree)?;
+                    let block = core.store.get(ptr, self.tree)?;
                     owned = Some(block.view().owner() == self.tree);
                     node = Some(block);
                 }
                 Ok(Released::Orphaned) => {
                     let block = node.expect("it was read to find its owner");
-                    let notes = self.make_independent(core, h, known, block)?;
-                    return Ok(Some(closed + notes));
+                    return self.make_independent(core, h, known, block);
                 }
                 Err(stop) => self.provide(core, known, stop)?,
             }

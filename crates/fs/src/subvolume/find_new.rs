@@ -5,28 +5,27 @@
 //! than what it finds. It walks over one version of the tree, without a lock. It can be continued
 //! later from any key, because keys only rise.
 
-use crate::api::NewExtent;
+use crate::api::{FilePosition, NewExtent};
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, FileExtent};
-use larder_format::{FileOffset, Generation, KeyType, ObjectId, TreeId};
+use larder_format::{FileOffset, Generation, KeyType};
 
 /// Calls `each` for the file extents of a subvolume that were written in transaction `since` or
-/// later, by rising inode and offset from `from` on, until it returns false.
+/// later, by rising inode and offset from a position on, until it returns false.
 ///
 /// # Errors
 /// `NotFound`; reading, corruption.
 pub(crate) fn find_new(
     core: &Core,
-    subvol: TreeId,
+    from: FilePosition,
     since: Generation,
-    from: (u64, u64),
     each: &mut dyn FnMut(&NewExtent) -> bool,
 ) -> Result<()> {
-    let subvol = core.subvol(subvol)?;
+    let subvol = core.subvol(from.id.subvol)?;
     let version = subvol.version(core);
-    let first = extent_data_key(ObjectId(from.0), FileOffset(from.1));
+    let first = extent_data_key(from.id.object(), FileOffset(from.offset));
     version.scan_since(since, &first, |item| {
         if item.key.kind != KeyType::EXTENT_DATA || item.key < first {
             return Ok(true);

@@ -16,7 +16,8 @@ use crate::engine::draft::{Changes, write_changes};
 use crate::engine::{Core, Inode, Subvolume};
 use crate::error::{Error, Result};
 use crate::transaction::{Gathered, Handle, Link, Received, Txn};
-use larder_format::items::RootFlags;
+use crate::tree::Tree;
+use larder_format::items::{RootFlags, RootItem};
 use larder_format::{Generation, TreeId};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -117,26 +118,10 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
     if fault!(core.options.tuning, SnapshotWithoutSharing) {
         source.tree.set_last_snapshot(before);
     }
-    let mut item = *source.item.lock();
-    if edited {
-        item.ctransid = U64::new(generation.0);
-        item.ctime = to_timespec(p.now);
-    } else {
+    if !edited {
         h.txn.roots.lock().untouched.insert(source.id);
     }
-    item.last_snapshot = U64::new(tree.last_snapshot().0);
-    let growth = source.tree.growth() * i64::from(core.nodesize());
-    item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
-    let mut flags = item.root_flags();
-    flags.set(RootFlags::RDONLY, p.read_only);
-    item.set_root_flags(flags);
-    item.parent_uuid = item.uuid;
-    item.uuid = p.uuid;
-    item.otransid = U64::new(generation.0);
-    item.otime = to_timespec(p.now);
-    if !p.read_only {
-        Received::default().apply(&mut item);
-    }
+    let item = root_item(core, p, &tree, edited, generation);
     let subvol = Arc::new(Subvolume::new(p.id, generation.0, tree, item));
     {
         let mut roots = h.txn.roots.lock();
@@ -151,6 +136,37 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
     p.entry.apply(h, p.now)?;
     h.txn.roots.lock().untouched.remove(&p.link.parent);
     Ok(Ok(()))
+}
+
+/// The ROOT_ITEM of a snapshot that the transaction `now` makes. `edited`: the same transaction has
+/// changed the source.
+fn root_item(
+    core: &Core,
+    p: &PendingSnapshot,
+    tree: &Tree,
+    edited: bool,
+    now: Generation,
+) -> RootItem {
+    let source = &p.source;
+    let mut item = *source.item.lock();
+    if edited {
+        item.ctransid = U64::new(now.0);
+        item.ctime = to_timespec(p.now);
+    }
+    item.last_snapshot = U64::new(tree.last_snapshot().0);
+    let growth = source.tree.growth() * i64::from(core.nodesize());
+    item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
+    let mut flags = item.root_flags();
+    flags.set(RootFlags::RDONLY, p.read_only);
+    item.set_root_flags(flags);
+    item.parent_uuid = item.uuid;
+    item.uuid = p.uuid;
+    item.otransid = U64::new(now.0);
+    item.otime = to_timespec(p.now);
+    if !p.read_only {
+        Received::default().apply(&mut item);
+    }
+    item
 }
 
 impl Core {

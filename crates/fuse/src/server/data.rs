@@ -95,7 +95,7 @@ impl Server {
         let announcement = self.begin_change(context, id)?;
         self.changes_contents(id, request, context)?;
         announcement.publish_before(id, ALL);
-        let done = self.fs.fallocate(id, how, wanted.offset, wanted.length);
+        let done = self.fs.fallocate(id.at(wanted.offset), wanted.length, how);
         // Even after an error: a part may be done.
         announcement.publish(|| vec![Change::Contents(id, ALL)]);
         done?;
@@ -137,7 +137,7 @@ impl Server {
         let long = request.opcode == Opcode::CopyFileRange64;
         let len = if long { copy.len } else { copy.len.min(SHORT_MAX) };
         announcement.publish_before(to, ALL);
-        let copied = self.fs.copy_range(from, copy.off_in, to, copy.off_out, len);
+        let copied = self.fs.copy_range(from.at(copy.off_in), to.at(copy.off_out), len);
         announcement.publish(|| vec![Change::Contents(to, ALL)]);
         let copied = copied?;
         if long {

@@ -34,7 +34,7 @@ impl Server {
         self.changes_contents(to, call.request, ExecContext::Worker)?;
         announcement.publish_before(to, ALL);
         let [from_offset, len, to_offset] = [call.word(8)?, call.word(16)?, call.word(24)?];
-        let done = self.fs.clone_range(from, from_offset, to, to_offset, len);
+        let done = self.fs.clone_range(from.at(from_offset), to.at(to_offset), len);
         // Even after an error: a part may be done.
         self.me.notify.content_changed(self.me.nodes.node(to));
         announcement.publish(|| vec![Change::Contents(to, ALL)]);
@@ -51,7 +51,7 @@ impl Server {
         let [fd, from_offset, len, to_offset] =
             [call.word(0)?, call.word(8)?, call.word(16)?, call.word(24)?];
         let (differs, bytes, shared) =
-            match self.fs.dedupe_range(from, from_offset, to, to_offset, len)? {
+            match self.fs.dedupe_range(from.at(from_offset), to.at(to_offset), len)? {
                 Deduped::Same { bytes, shared } => (0, bytes, shared),
                 Deduped::Differs => (1, 0, 0),
             };

@@ -223,13 +223,15 @@ impl Server {
     fn find_new_page(&self, call: &Ioctl<'_>) -> Result<Vec<u8>, Failure> {
         self.must_be_privileged(call.request)?;
         let subvol = call.id.subvol;
-        let (since, from) = (Generation(call.word(0)?), (call.word(8)?, call.word(16)?));
-        if from == (0, 0) {
+        let since = Generation(call.word(0)?);
+        let beginning = InodeId { subvol, ino: 0 }.at(0);
+        let from = InodeId { subvol, ino: call.word(8)? }.at(call.word(16)?);
+        if from == beginning {
             self.fs.sync()?;
         }
         let generation = self.fs.info().generation.0;
         let mut found = Vec::new();
-        self.fs.find_new(subvol, since, from, &mut |e| {
+        self.fs.find_new(from, since, &mut |e| {
             found.push(*e);
             found.len() < TEXT_LEN / NEW_LINE
         })?;

@@ -146,11 +146,15 @@ impl Victim {
             8 => {
                 let made = self.ask("lookup", || fs.lookup(fs.root(), b"made"));
                 if let Some(made) = made {
-                    self.ask("copy", || fs.copy_range(id, 0, made.id, 4096, size.min(200_000)));
-                    self.ask("dedupe", || fs.dedupe_range(id, 0, made.id, 4096, size.min(200_000)));
+                    self.ask("copy", || {
+                        fs.copy_range(id.at(0), made.id.at(4096), size.min(200_000))
+                    });
+                    self.ask("dedupe", || {
+                        fs.dedupe_range(id.at(0), made.id.at(4096), size.min(200_000))
+                    });
                     let len = (size / 2).min(1 << 20) & !4095;
-                    self.ask("clone", || fs.clone_range(id, 0, made.id, 1 << 20, len));
-                    self.ask("clone within", || fs.clone_range(id, 0, id, 2 << 20, len));
+                    self.ask("clone", || fs.clone_range(id.at(0), made.id.at(1 << 20), len));
+                    self.ask("clone within", || fs.clone_range(id.at(0), id.at(2 << 20), len));
                     self.ask("exchange", || {
                         fs.rename(found.dir, &found.name, fs.root(), b"made", RenameMode::Exchange)
                     });
@@ -185,7 +189,7 @@ impl Victim {
             let method: &[u8] = [&b"zstd"[..], b"lzo", b"zlib", b"none"][turn % 4];
             self.ask("property", || fs.setxattr(id, b"btrfs.compression", method, XattrMode::Set));
         }
-        self.ask("fallocate", || fs.fallocate(id, how, at, len.min(1 << 20)));
+        self.ask("fallocate", || fs.fallocate(id.at(at), len.min(1 << 20), how));
         self.ask("write", || fs.write(id, at.min(1 << 40), &data[..3000]));
     }
 }

@@ -126,7 +126,7 @@ fn made_by_the_engine() -> Image {
     }
     let plain = make(sub, "plain", FileKind::Regular);
     fs.write(plain, 0, &[5; 60_000]).expect("write");
-    fs.fallocate(plain, Fallocate::Allocate { keep_size: true }, 70_000, 50_000)
+    fs.fallocate(plain.at(70_000), 50_000, Fallocate::Allocate { keep_size: true })
         .expect("fallocate");
     fs.create_subvolume(sub, b"nested", &new(FileKind::Directory)).expect("a subvolume");
     for (name, read_only) in [("snapshot", true), ("writable", false)] {
@@ -134,7 +134,7 @@ fn made_by_the_engine() -> Image {
         fs.snapshot(sub.subvol, root, name.as_bytes(), read_only).expect("a snapshot");
     }
     fs.write(plain, 8192, b"changed").expect("write");
-    fs.fallocate(plain, Fallocate::Punch, 20_000, 20_000).expect("fallocate");
+    fs.fallocate(plain.at(20_000), 20_000, Fallocate::Punch).expect("fallocate");
     for i in (0..80).step_by(3) {
         fs.unlink(root, format!("link {i}").as_bytes()).expect("unlink");
     }

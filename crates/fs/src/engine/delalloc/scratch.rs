@@ -4,29 +4,27 @@
 //! Most of what is written leaves from where it lies. But sectors that were written only in part
 //! are made whole in memory, compressed data is held in both forms, and packing itself takes
 //! memory. Without a bound, every caller that helps to write back would add its own. So a batch
-//! says beforehand what it will need ([`need`]). It waits while others hold so much that the sum
-//! would exceed the pool's part of the cache size.
+//! says beforehand what it will need ([`super::memory_needed`]). It waits while others hold so much
+//! that the sum would exceed the pool's part of the cache size.
 //!
 //! **Progress.** A batch that is alone always passes, whatever it needs. What one batch needs is
-//! bounded where batches are made up (`dirty::MOST_MADE`, `compress::batch`). A waiter for the pool
-//! holds no transaction handle and no lock that write-back takes. A batch that has been let in
-//! waits for the device and for commits only, so it comes to its end and lets the next one in.
+//! bounded where batches are made up (`file_data::dirty::MOST_MADE`, `compress::batch`). A waiter
+//! for the pool holds no transaction handle and no lock that write-back takes. A batch that has
+//! been let in waits for the device and for commits only, so it comes to its end and lets the next
+//! one in.
 
-use super::Submission;
-use crate::base::sectors::SECTOR;
-use crate::engine::{Core, compression};
-use larder_format::MAX_COMPRESSED_EXTENT;
 use parking_lot::{Condvar, Mutex};
 
 /// A batch that needs no more than this never waits: checksums and edges of an ordinary batch.
 const SMALL: u64 = 256 << 10;
 /// Memory for packing one piece: the packer's tables at a high level, the piece in one stretch, and
 /// the result.
-const PACKER: u64 = 2 << 20;
+pub(super) const PACKER: u64 = 2 << 20;
 
 /// The pool, with what is held of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Scratch {
+    size: u64,
     held: Mutex<Held>,
     freed: Condvar,
 }
@@ -45,12 +43,16 @@ pub(crate) struct Part<'a> {
 }
 
 impl Scratch {
-    /// Waits for `bytes` of a pool of `size`.
-    pub(crate) fn take(&self, bytes: u64, size: u64) -> Part<'_> {
+    /// A pool of `size` bytes, of which nothing is held.
+    pub(crate) fn new(size: u64) -> Self {
+        Self { size, held: Mutex::default(), freed: Condvar::new() }
+    }
+    /// Waits for `bytes` of the pool.
+    pub(crate) fn take(&self, bytes: u64) -> Part<'_> {
         let bytes = if bytes <= SMALL { 0 } else { bytes };
         if bytes > 0 {
             let mut held = self.held.lock();
-            while held.now > 0 && held.now + bytes > size {
+            while held.now > 0 && held.now + bytes > self.size {
                 self.freed.wait(&mut held);
             }
             held.now += bytes;
@@ -73,21 +75,6 @@ impl Drop for Part<'_> {
     }
 }
 
-/// What writing these to the device will need.
-pub(crate) fn need(core: &Core, submissions: &[Submission]) -> u64 {
-    let sum = core.csum.size() as u64;
-    let (mut bytes, mut pieces) = (0, 0);
-    for Submission { inode, in_flight, .. } in submissions {
-        let span = in_flight.taken.end - in_flight.taken.start;
-        bytes += in_flight.taken.made + span / SECTOR * sum;
-        if compression::wanted(core, inode.flags()) {
-            bytes += span;
-            pieces += span.div_ceil(MAX_COMPRESSED_EXTENT);
-        }
-    }
-    bytes + pieces.min(rayon::current_num_threads() as u64) * PACKER
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,7 +83,7 @@ mod tests {
     #[test]
     fn what_is_held_stays_within_the_pool_and_everybody_gets_there() {
         const SIZE: u64 = 8 << 20;
-        let pool = Scratch::default();
+        let pool = Scratch::new(SIZE);
         let held = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for n in 0..8u64 {
@@ -104,7 +91,7 @@ mod tests {
                 scope.spawn(move || {
                     for i in 0..200 {
                         let bytes = SMALL + 1 + (n * 977 + i * 31) % 37 * (512 << 10);
-                        let part = pool.take(bytes, SIZE);
+                        let part = pool.take(bytes);
                         let all = held.fetch_add(bytes, Ordering::SeqCst) + bytes;
                         assert!(all <= SIZE || all == bytes, "{all} at once");
                         std::thread::yield_now();
@@ -120,9 +107,9 @@ mod tests {
 
     #[test]
     fn small_needs_never_wait() {
-        let pool = Scratch::default();
-        let all = pool.take(1 << 40, 1);
-        drop(pool.take(SMALL, 1));
+        let pool = Scratch::new(1);
+        let all = pool.take(1 << 40);
+        drop(pool.take(SMALL));
         drop(all);
     }
 }

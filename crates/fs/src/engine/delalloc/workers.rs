@@ -1,7 +1,8 @@
 //! The threads that write delayed data back: how many they are, and when each has work.
 
-use super::{DataState, Shared, budget};
+use super::queue::{DataState, Shared, budget};
 use crate::engine::Core;
+use crate::engine::file_data::dirty::Tick;
 use crate::error::{Error, Result};
 use crate::space::SpaceKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,13 +13,6 @@ use std::sync::atomic::{Ordering, fence};
 const SHORT: u64 = 64 << 10;
 /// Files with at least this much dirty data are large.
 const LARGE: u64 = 4 << 20;
-
-/// Write-back begins with this many dirty bytes, of a budget of `all`. The number is limited,
-/// however large the budget is: bytes that lie in memory for long have left the processor's caches,
-/// and copying them to the device takes ten times as long.
-fn begin(all: u64) -> u64 {
-    (all / 4).min(16 << 20)
-}
 
 /// Which thread writes back.
 ///
@@ -33,20 +27,38 @@ enum Writer {
 }
 
 impl Writer {
-    /// Dirty bytes from which on this thread writes, if the first begins at `first`, of a budget of
-    /// `all`.
-    fn begins(self, first: u64, all: u64) -> u64 {
-        match self {
-            Self::First => first,
-            Self::Helper => (4 * first).min(all / 2),
-        }
-    }
     /// How much files may have reserved for their items, for each byte of metadata that nothing
     /// holds.
     fn share_of_metadata(self) -> u64 {
         match self {
             Self::First => 1,
             Self::Helper => 3,
+        }
+    }
+}
+
+/// From how many dirty bytes on the threads write back.
+#[derive(Clone, Copy)]
+struct Thresholds {
+    first: u64,
+    budget: u64,
+}
+
+impl Thresholds {
+    /// Those of a budget. The number is limited, however large the budget is: bytes that lie in
+    /// memory for long have left the processor's caches, and copying them to the device takes ten
+    /// times as long.
+    fn of(budget: u64) -> Self {
+        Self { first: (budget / 4).min(16 << 20), budget }
+    }
+    /// Those for small pieces of a few files, which become neighbours if they are given time.
+    fn for_scattered(self) -> Self {
+        Self { first: 2 * self.first, ..self }
+    }
+    fn of_thread(self, who: Writer) -> u64 {
+        match who {
+            Writer::First => self.first,
+            Writer::Helper => (4 * self.first).min(self.budget / 2),
         }
     }
 }
@@ -61,15 +73,15 @@ impl DataState {
     /// take, reach half of what metadata has. Beyond that, operations would wait for reclaim, which
     /// writes a few files at a time and commits.
     fn is_much(&self, core: &Core, shared: &Shared, who: Writer) -> bool {
-        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
+        let (dirty, usual) = (self.dirty.load(Ordering::Acquire), Thresholds::of(budget(core)));
         if self.presses(core, who) {
             return true;
         }
         let per = |n: u64| dirty / n.max(1);
         let segments = self.segments.load(Ordering::Acquire);
         let scattered = per(segments) < SHORT && per(shared.queue.len() as u64) >= LARGE;
-        let first = if scattered { 2 * begin(all) } else { begin(all) };
-        dirty >= who.begins(first, all)
+        let thresholds = if scattered { usual.for_scattered() } else { usual };
+        dirty >= thresholds.of_thread(who)
     }
     /// Have files with delayed data reserved too large a part of the space for metadata: half of
     /// it, as far as the first thread is concerned?
@@ -79,8 +91,8 @@ impl DataState {
         files > 0 && files * core.item_cost(2, 2) > who.share_of_metadata() * unheld()
     }
     pub(super) fn wake_workers(&self, core: &Core) {
-        let (dirty, all) = (self.dirty.load(Ordering::Acquire), budget(core));
-        let maybe = |who: Writer| dirty >= who.begins(begin(all), all) || self.presses(core, who);
+        let (dirty, usual) = (self.dirty.load(Ordering::Acquire), Thresholds::of(budget(core)));
+        let maybe = |who: Writer| dirty >= usual.of_thread(who) || self.presses(core, who);
         if !maybe(Writer::First) {
             return;
         }
@@ -99,17 +111,17 @@ impl DataState {
         }
     }
     /// Is there work for this thread? Returns the tick before which it should write.
-    fn has_work(&self, core: &Core, shared: &Shared, who: Writer) -> Option<u64> {
+    fn has_work(&self, core: &Core, shared: &Shared, who: Writer) -> Option<Tick> {
         let (oldest, _) = shared.queue.first_key_value()?;
         if shared.waiting > 0 || self.is_much(core, shared, who) {
-            Some(u64::MAX)
+            Some(Tick::NEVER)
         } else {
             (*oldest < shared.flush_to).then_some(shared.flush_to)
         }
     }
     /// Waits for work. Returns the tick before which the thread should write, or `None` if it
     /// should end.
-    fn next_work(&self, core: &Core, who: Writer, seen: &mut u64) -> Option<u64> {
+    fn next_work(&self, core: &Core, who: Writer, seen: &mut u64) -> Option<Tick> {
         let mut shared = self.shared.lock();
         loop {
             if shared.stop {

@@ -313,7 +313,7 @@ fn what_is_written_over_counts_once() {
     let w = World::new();
     let f = w.file(w.root(), "f");
     let bytes = || w.attr(f).bytes;
-    w.fs.fallocate(f, crate::Fallocate::Allocate { keep_size: false }, 4095, 2).unwrap();
+    w.fs.fallocate(f.at(4095), 2, crate::Fallocate::Allocate { keep_size: false }).unwrap();
     assert_eq!(bytes(), 8192);
     // Delayed data, and data into preallocated space.
     w.fs.write(f, 4095, b"xy").unwrap();

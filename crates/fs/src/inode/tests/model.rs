@@ -283,17 +283,56 @@ fn patient<T>(waits: &mut u32, mut op: impl FnMut() -> crate::Result<T>) -> crat
     }
 }
 
-fn run(ops: &[Op]) {
-    let mut waits = 0;
-    let mut w = World::new();
-    let mut m = Model::new(w.root());
-    let names = names();
-    for op in ops {
+/// An engine and its model.
+struct Pair {
+    w: World,
+    m: Model,
+    names: Vec<Vec<u8>>,
+    waits: u32,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let w = World::new();
+        let m = Model::new(w.root());
+        Self { w, m, names: names(), waits: 0 }
+    }
+    fn apply(mut self, op: &Op) -> Self {
+        match op {
+            Op::Create(..) | Op::Unnamed(_) => self.make(op),
+            Op::Rename(..) => self.rename(op),
+            Op::Hold(_) | Op::Release(_) => self.hold(op),
+            Op::Check => self.w.check(),
+            Op::Reopen | Op::Crash => self = self.open_again(matches!(op, Op::Crash)),
+            Op::Link(i, d, n) => {
+                let (w, m, name) = (&self.w, &mut self.m, &self.names[*n]);
+                let (id, dir) = (m.pick(*i), m.pick(*d));
+                let got = patient(&mut self.waits, || w.fs.link(id, dir, name)).map(drop);
+                same(got, m.link(id, dir, name), op);
+            }
+            Op::Unlink(d, n) => {
+                let (w, m, name) = (&self.w, &mut self.m, &self.names[*n]);
+                let dir = m.pick(*d);
+                let got = patient(&mut self.waits, || w.fs.unlink(dir, name));
+                same(got, m.remove(dir, name, false), op);
+            }
+            Op::Rmdir(d, n) => {
+                let (w, m, name) = (&self.w, &mut self.m, &self.names[*n]);
+                let dir = m.pick(*d);
+                let got = patient(&mut self.waits, || w.fs.rmdir(dir, name));
+                same(got, m.remove(dir, name, true), op);
+            }
+        }
+        assert_eq!(self.m.root, self.w.root());
+        self
+    }
+    fn make(&mut self, op: &Op) {
+        let (w, m) = (&self.w, &mut self.m);
         match op {
             Op::Create(d, n, kind) => {
-                let (dir, name) = (m.pick(*d), &names[*n]);
+                let (dir, name) = (m.pick(*d), &self.names[*n]);
                 let want = m.can_create(dir, name);
-                let got = patient(&mut waits, || w.fs.create(dir, name, &new(*kind)));
+                let got = patient(&mut self.waits, || w.fs.create(dir, name, &new(*kind)));
                 if let (Ok(attr), Ok(())) = (&got, &want) {
                     m.make(attr.id, *kind, 1);
                     m.add(dir, name, attr.id);
@@ -303,45 +342,34 @@ fn run(ops: &[Op]) {
             Op::Unnamed(d) => {
                 let dir = m.pick(*d);
                 let want = m.directory(dir).map(drop);
-                let got = patient(&mut waits, || w.fs.create_unnamed(dir, &new(FileKind::Regular)));
+                let file = new(FileKind::Regular);
+                let got = patient(&mut self.waits, || w.fs.create_unnamed(dir, &file));
                 if let (Ok(attr), Ok(())) = (&got, &want) {
                     m.make(attr.id, FileKind::Regular, 0);
                     m.nodes.get_mut(&attr.id).unwrap().holds = 1;
                 }
                 same(got.map(drop), want, op);
             }
-            Op::Link(i, d, n) => {
-                let (id, dir, name) = (m.pick(*i), m.pick(*d), &names[*n]);
-                let got = patient(&mut waits, || w.fs.link(id, dir, name)).map(drop);
-                same(got, m.link(id, dir, name), op);
-            }
-            Op::Unlink(d, n) => {
-                let (dir, name) = (m.pick(*d), &names[*n]);
-                same(
-                    patient(&mut waits, || w.fs.unlink(dir, name)),
-                    m.remove(dir, name, false),
-                    op,
-                );
-            }
-            Op::Rmdir(d, n) => {
-                let (dir, name) = (m.pick(*d), &names[*n]);
-                same(patient(&mut waits, || w.fs.rmdir(dir, name)), m.remove(dir, name, true), op);
-            }
-            Op::Rename(d, n, e, k, mode) => {
-                let (from, to) = (m.pick(*d), m.pick(*e));
-                let (name, to_name) = (&names[*n], &names[*k]);
-                let want = m.rename((from, name), (to, to_name), *mode);
-                same(
-                    patient(&mut waits, || w.fs.rename(from, name, to, to_name, *mode)),
-                    want.map(drop),
-                    op,
-                );
-                if want == Ok(true) {
-                    let white = w.find(from, name).unwrap();
-                    m.make(white.id, FileKind::CharDevice, 1);
-                    m.add(from, name, white.id);
-                }
-            }
+            _ => unreachable!("{op:?} makes nothing"),
+        }
+    }
+    fn rename(&mut self, op: &Op) {
+        let Op::Rename(d, n, e, k, mode) = op else { unreachable!("{op:?} renames nothing") };
+        let (w, m) = (&self.w, &mut self.m);
+        let (from, to) = (m.pick(*d), m.pick(*e));
+        let (name, to_name) = (&self.names[*n], &self.names[*k]);
+        let want = m.rename((from, name), (to, to_name), *mode);
+        let got = patient(&mut self.waits, || w.fs.rename(from, name, to, to_name, *mode));
+        same(got, want.map(drop), op);
+        if want == Ok(true) {
+            let white = w.find(from, name).unwrap();
+            m.make(white.id, FileKind::CharDevice, 1);
+            m.add(from, name, white.id);
+        }
+    }
+    fn hold(&mut self, op: &Op) {
+        let (w, m) = (&self.w, &mut self.m);
+        match op {
             Op::Hold(i) => {
                 let id = m.pick(*i);
                 if let Some(node) = m.nodes.get_mut(&id) {
@@ -357,18 +385,23 @@ fn run(ops: &[Op]) {
                     m.collect(id);
                 }
             }
-            Op::Check => w.check(),
-            Op::Reopen | Op::Crash => {
-                w = if matches!(op, Op::Crash) { w.crash() } else { w.reopen() };
-                m.closed();
-                // The highest numbers may be given out again.
-                m.made.retain(|id| m.nodes.contains_key(id));
-            }
+            _ => unreachable!("{op:?} holds nothing"),
         }
-        assert_eq!(m.root, w.root());
     }
-    m.agrees_with(&w);
-    w.check();
+    fn open_again(self, crash: bool) -> Self {
+        let w = if crash { self.w.crash() } else { self.w.reopen() };
+        let mut m = self.m;
+        m.closed();
+        // The highest numbers may be given out again.
+        m.made.retain(|id| m.nodes.contains_key(id));
+        Self { w, m, ..self }
+    }
+}
+
+fn run(ops: &[Op]) {
+    let pair = ops.iter().fold(Pair::new(), Pair::apply);
+    pair.m.agrees_with(&pair.w);
+    pair.w.check();
 }
 
 proptest! {

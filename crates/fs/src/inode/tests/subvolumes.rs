@@ -69,7 +69,7 @@ fn a_snapshot_stays_as_it_was() {
     assert_err!(w.fs.create(top(frozen), b"no", &new(FileKind::Regular)), Error::SubvolumeReadOnly);
     let (from, to) = (w.find(sub, "file 2").unwrap().id, w.find(top(frozen), "file 2").unwrap().id);
     for (offset, len) in [(0, 1), (1 << 30, 1), (0, 0)] {
-        assert_err!(w.fs.copy_range(from, offset, to, 0, len), Error::SubvolumeReadOnly);
+        assert_err!(w.fs.copy_range(from.at(offset), to.at(0), len), Error::SubvolumeReadOnly);
     }
     let w = w.crash();
     for subvol in [snap, frozen] {

@@ -90,30 +90,30 @@ impl InodeTable {
         inner.evicted += 1;
     }
     /// Adds a hold of a front end.
-    pub(crate) fn hold(&self, front: FrontId, ino: u64) {
+    pub(crate) fn hold(&self, front: FrontId, ino: ObjectId) {
         self.inner.lock().holds.add(front, ino);
     }
     /// Takes `n` holds of a front end back. Returns the inode if it has no name and nothing holds
     /// it now.
-    pub(crate) fn release(&self, front: FrontId, ino: u64, n: u64) -> Option<Arc<Inode>> {
+    pub(crate) fn release(&self, front: FrontId, ino: ObjectId, n: u64) -> Option<Arc<Inode>> {
         let mut inner = self.inner.lock();
         let last = inner.holds.give_back(front, ino, n);
-        last.then(|| inner.orphans.get(&ino).cloned()).flatten()
+        last.then(|| inner.orphans.get(&ino.0).cloned()).flatten()
     }
     /// Up to `most` inodes that a front end holds.
-    fn held(&self, front: FrontId, most: usize) -> Vec<u64> {
+    fn held(&self, front: FrontId, most: usize) -> Vec<ObjectId> {
         self.inner.lock().holds.of(front, most)
     }
     /// Does any front end hold it?
-    pub(crate) fn is_held(&self, ino: u64) -> bool {
+    pub(crate) fn is_held(&self, ino: ObjectId) -> bool {
         self.inner.lock().holds.has(ino)
     }
     /// Does this front end hold it?
-    fn is_held_by(&self, front: FrontId, ino: u64) -> bool {
+    fn is_held_by(&self, front: FrontId, ino: ObjectId) -> bool {
         self.inner.lock().holds.has_of(front, ino)
     }
     /// Does another front end hold it?
-    fn is_held_elsewhere(&self, front: FrontId, ino: u64) -> bool {
+    fn is_held_elsewhere(&self, front: FrontId, ino: ObjectId) -> bool {
         self.inner.lock().holds.has_elsewhere(front, ino)
     }
     /// Keeps an inode that has no name, until it is deleted or gets one.
@@ -134,7 +134,7 @@ impl InodeTable {
     pub(crate) fn drop_holds_of(&self, front: FrontId) -> Vec<Arc<Inode>> {
         let mut inner = self.inner.lock();
         inner.holds.end(front);
-        let kept = |ino: &u64| inner.holds.has(*ino);
+        let kept = |ino: &u64| inner.holds.has(ObjectId(*ino));
         inner.orphans.iter().filter(|(ino, _)| !kept(ino)).map(|(_, inode)| inode.clone()).collect()
     }
     /// Forgets everything. Inodes refer to their subvolume, so this is what frees the memory of a
@@ -219,7 +219,7 @@ impl Core {
     pub(crate) fn hold(&self, front: FrontId, id: crate::InodeId) {
         // The subvolume of an id that was given out is in memory, because subvolumes stay.
         if let Some(subvol) = self.subvols.read().get(&id.subvol) {
-            subvol.inodes.hold(front, id.ino);
+            subvol.inodes.hold(front, id.object());
         }
     }
     /// Up to `most` inodes that a front end holds.
@@ -227,20 +227,21 @@ impl Core {
         let mut found = Vec::new();
         for (tree, subvol) in &*self.subvols.read() {
             let inodes = subvol.inodes.held(front, most - found.len());
-            found.extend(inodes.into_iter().map(|ino| crate::InodeId { subvol: *tree, ino }));
+            found
+                .extend(inodes.into_iter().map(|ino| crate::InodeId { subvol: *tree, ino: ino.0 }));
         }
         found
     }
     /// Does a front end hold this inode?
     pub(crate) fn is_held_by(&self, front: FrontId, id: crate::InodeId) -> bool {
-        self.subvols.read().get(&id.subvol).is_some_and(|s| s.inodes.is_held_by(front, id.ino))
+        self.subvols.read().get(&id.subvol).is_some_and(|s| s.inodes.is_held_by(front, id.object()))
     }
     /// Does another front end hold this inode?
     pub(crate) fn is_held_elsewhere(&self, front: FrontId, id: crate::InodeId) -> bool {
         self.subvols
             .read()
             .get(&id.subvol)
-            .is_some_and(|s| s.inodes.is_held_elsewhere(front, id.ino))
+            .is_some_and(|s| s.inodes.is_held_elsewhere(front, id.object()))
     }
 }
 

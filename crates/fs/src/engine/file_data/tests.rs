@@ -2,6 +2,7 @@
 //! completed in whatever order, the size covers what has completed and nothing that is still in
 //! flight.
 
+use super::dirty::{Buffers, index};
 use super::*;
 use proptest::prelude::*;
 
@@ -45,12 +46,14 @@ struct File {
 }
 
 impl File {
-    fn take_in(&mut self, at: u64, len: u64, size: u64) {
-        let clean = self.inner.dirty.is_empty() && self.inner.in_flight.is_empty();
-        self.inner.on_disk = if clean { size } else { self.inner.on_disk.min(size) };
-        self.inner.taken_to = if clean { size } else { self.inner.taken_to.min(size) };
-        self.inner.forget_holes();
-        self.inner.dirty.write(at, &vec![1; index(len)], 0, &Buffers::default());
+    fn is_clean(&self) -> bool {
+        self.inner.dirty.is_empty() && self.inner.in_flight.is_empty()
+    }
+    /// Bytes of this range are written to the file, which had `size` bytes before.
+    fn take_in(&mut self, range: Range<u64>, size: u64) {
+        self.inner.begin_taking_in(size, self.is_clean());
+        let bytes = vec![1; index(range.end - range.start)];
+        self.inner.dirty.write(range.start, &bytes, Tick(0), &Buffers::default());
         self.inner.dirty.settle();
     }
     fn run(&mut self, op: &Op) {
@@ -58,52 +61,44 @@ impl File {
         match *op {
             Op::Append(len) => {
                 self.size += len;
-                self.take_in(size, len, size);
+                self.take_in(size..self.size, size);
                 self.new.extend((size..self.size).step_by(64));
             }
             Op::Write(share, len) => {
                 let at = size * u64::from(share) / 256;
                 let len = len.min(size - at);
                 if len > 0 {
-                    self.take_in(at, len, size);
+                    self.take_in(at..at + len, size);
                 }
             }
             Op::Grow(by, tail) => {
-                let sector = crate::base::sectors::ceil(size);
+                let sector = ceil(size);
                 let tail = tail && size < sector;
-                if self.inner.dirty.is_empty() && self.inner.in_flight.is_empty() {
-                    (self.inner.on_disk, self.inner.taken_to) = (size, size);
-                    self.inner.holes.clear();
-                }
                 self.size += by;
                 self.set.push((size, self.size));
-                self.inner.grown(size, self.size, tail);
+                self.inner.grow(&(size..self.size), tail, self.is_clean());
                 if tail {
-                    self.take_in(size, sector - size, size);
+                    self.take_in(size..sector, size);
                     self.new.push(size);
                 }
             }
             Op::Shrink(share) => {
                 let to = size * u64::from(share) / 256;
-                if self.inner.has_in_flight(crate::base::sectors::floor(to), u64::MAX) {
+                if !self.inner.cut(to) {
                     return;
                 }
-                self.inner.dirty.cut(to, u64::MAX);
-                self.inner.on_disk = self.inner.on_disk.min(to);
-                self.inner.taken_to = self.inner.taken_to.min(to);
-                self.inner.cut_holes(to);
                 self.size = to;
                 self.new.retain(|at| *at < to);
                 self.set.iter_mut().for_each(|(_, end)| *end = to.min(*end));
-                let sector = crate::base::sectors::ceil(to);
+                let sector = ceil(to);
                 if share % 2 == 1 && to < sector {
-                    self.take_in(to, sector - to, to);
+                    self.take_in(to..sector, to);
                     self.new.push(to);
                 }
             }
             Op::Submit => {
                 let inner = &mut self.inner;
-                let busy = |a, b| overlaps(&inner.in_flight, a, b);
+                let busy = |range: &Range<u64>| overlaps(&inner.in_flight, range);
                 let mut from = inner.dirty.boundary(inner.stopped);
                 let taken = inner.dirty.take(&mut from, 8192, busy);
                 inner.stopped = if taken.is_some() { from } else { 0 };

@@ -16,10 +16,11 @@
 //! Until then a block counts as if nothing lay below it (`docs/DESIGN-NOTES.md`, "Random blocks").
 
 use crate::base::sectors::{SECTOR, ceil, floor};
-use larder_format::MAX_DATA_EXTENT;
+use larder_format::{FileOffset, MAX_DATA_EXTENT};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 /// Bytes of sectors that one batch makes whole. The last run of a batch may go beyond that, but has
 /// no more than these by itself.
@@ -34,10 +35,23 @@ pub(crate) const MOST_RECENT: usize = 1024;
 /// allocator's headers.
 const SEGMENT_MEMORY: u64 = 128;
 
+/// When something was written. Ticks order the writes of all files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Tick(pub(crate) u64);
+
+impl Tick {
+    /// Later than every write.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+    /// The tick after this one.
+    pub(crate) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
 #[derive(Debug)]
 struct Segment {
     /// Tick of its oldest write.
-    age: u64,
+    age: Tick,
     buf: Vec<u8>,
 }
 
@@ -47,51 +61,47 @@ impl Segment {
     }
 }
 
-/// Parts of a buffer that are still to be filled: start and end in the file, ascending.
+/// Parts of a buffer that are still to be filled: ranges of the file, ascending.
 #[derive(Debug)]
 pub(crate) struct Gaps {
     /// File offset of the buffer's first byte.
     base: u64,
-    left: SmallVec<[(u64, u64); 2]>,
+    left: SmallVec<[Range<u64>; 2]>,
 }
 
 impl Gaps {
     /// All of a buffer of `len` bytes, which is for the file's bytes from `base` on.
     pub(crate) fn new(base: u64, len: usize) -> Self {
-        let left = if len == 0 {
-            SmallVec::new()
-        } else {
-            SmallVec::from_slice(&[(base, base + len as u64)])
-        };
-        Self { base, left }
+        let all = base..base + len as u64;
+        Self { base, left: (len > 0).then_some(all).into_iter().collect() }
     }
     /// What is still to be filled.
-    pub(crate) fn left(&self) -> &[(u64, u64)] {
+    pub(crate) fn left(&self) -> &[Range<u64>] {
         &self.left
     }
     /// The part of the buffer for a range of the file.
-    pub(crate) fn slice<'b>(&self, buf: &'b mut [u8], start: u64, end: u64) -> &'b mut [u8] {
-        &mut buf[index(start - self.base)..index(end - self.base)]
+    pub(crate) fn slice<'b>(&self, buf: &'b mut [u8], range: &Range<u64>) -> &'b mut [u8] {
+        &mut buf[index(range.start - self.base)..index(range.end - self.base)]
     }
     /// Copies from `data`, which lies at `at`, into the gaps.
     fn fill(&mut self, buf: &mut [u8], at: u64, data: &[u8]) {
         let data_end = at + data.len() as u64;
         let mut left = SmallVec::new();
-        for &(start, end) in &self.left {
-            let (a, b) = (start.max(at), end.min(data_end));
+        for gap in &self.left {
+            let (a, b) = (gap.start.max(at), gap.end.min(data_end));
             if a >= b {
-                left.push((start, end));
+                left.push(gap.clone());
                 continue;
             }
             buf[index(a - self.base)..index(b - self.base)]
                 .copy_from_slice(&data[index(a - at)..index(b - at)]);
-            left.extend([(start, a), (b, end)].into_iter().filter(|(s, e)| s < e));
+            left.extend([gap.start..a, b..gap.end].into_iter().filter(|rest| !rest.is_empty()));
         }
         self.left = left;
     }
-    /// First byte and end of the gaps.
-    pub(crate) fn bounds(&self) -> Option<(u64, u64)> {
-        Some((self.left.first()?.0, self.left.last()?.1))
+    /// From the first gap to the end of the last one.
+    pub(crate) fn bounds(&self) -> Option<Range<u64>> {
+        Some(self.left.first()?.start..self.left.last()?.end)
     }
 }
 
@@ -110,7 +120,7 @@ fn footprint(start: u64, len: usize) -> u64 {
 struct SegmentWindow {
     segs: Vec<(u64, Segment)>,
     /// Tick of the oldest write in them.
-    oldest: u64,
+    oldest: Tick,
 }
 
 impl SegmentWindow {
@@ -127,9 +137,9 @@ impl SegmentWindow {
 /// The window of this number. If there is none, makes one for a segment of this age.
 fn window_of<'a>(
     windows: &'a mut BTreeMap<u64, SegmentWindow>,
-    ages: &mut BTreeSet<(u64, u64)>,
+    ages: &mut BTreeSet<(Tick, u64)>,
     number: u64,
-    age: u64,
+    age: Tick,
 ) -> &'a mut SegmentWindow {
     windows.entry(number).or_insert_with(|| {
         ages.insert((age, number));
@@ -146,7 +156,7 @@ pub(crate) struct Dirty {
     /// By number; none is empty.
     windows: BTreeMap<u64, SegmentWindow>,
     /// Oldest tick and number of every window.
-    ages: BTreeSet<(u64, u64)>,
+    ages: BTreeSet<(Tick, u64)>,
     /// Blocks that are not in their places yet, in the order in which they came. They are newer
     /// than what the windows have.
     recent: VecDeque<(u64, Segment)>,
@@ -208,7 +218,7 @@ impl Dirty {
         self.windows.is_empty() && self.recent.is_empty()
     }
     /// Tick of the oldest write held.
-    pub(crate) fn oldest(&self) -> Option<u64> {
+    pub(crate) fn oldest(&self) -> Option<Tick> {
         self.ages
             .first()
             .map(|(age, _)| *age)
@@ -282,20 +292,20 @@ impl Dirty {
         let at = window.from(start);
         window.segs.insert(at, (start, segment));
     }
-    /// Takes out the segments that begin in `start..end`.
-    fn remove(&mut self, start: u64, end: u64) -> Vec<(u64, Segment)> {
+    /// Takes out the segments that begin in the range.
+    fn remove(&mut self, range: &Range<u64>) -> Vec<(u64, Segment)> {
         let mut out = Vec::new();
-        let numbers: SmallVec<[u64; 2]> = match end.checked_sub(1) {
-            Some(last) if start < end => {
-                self.windows.range(start / WINDOW..=last / WINDOW).map(|(n, _)| *n).collect()
-            }
-            _ => SmallVec::new(),
+        let numbers: SmallVec<[u64; 2]> = if range.is_empty() {
+            SmallVec::new()
+        } else {
+            let (first, last) = (range.start / WINDOW, (range.end - 1) / WINDOW);
+            self.windows.range(first..=last).map(|(n, _)| *n).collect()
         };
         for number in numbers {
             let window = self.windows.get_mut(&number).expect("just seen");
             let before = out.len();
-            let range = window.from(start)..window.from(end);
-            out.extend(window.segs.drain(range));
+            let segs = window.from(range.start)..window.from(range.end);
+            out.extend(window.segs.drain(segs));
             let was = window.oldest;
             if window.segs.is_empty() {
                 self.windows.remove(&number);
@@ -321,7 +331,7 @@ impl Dirty {
 
     /// Takes `data` in for the bytes from `start` on. It is newer than anything held. Now and then
     /// this [settles](Self::settle).
-    pub(crate) fn write(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) {
+    pub(crate) fn write(&mut self, start: u64, data: &[u8], age: Tick, buffers: &Buffers) {
         if data.len() == SECTOR_LEN
             && start.is_multiple_of(SECTOR)
             && self.recent.len() < MOST_RECENT
@@ -337,7 +347,7 @@ impl Dirty {
         self.settle();
         self.put_all(start, data, age, buffers);
     }
-    fn put_all(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) {
+    fn put_all(&mut self, start: u64, data: &[u8], age: Tick, buffers: &Buffers) {
         let (mut at, mut data) = (start, data);
         while !data.is_empty() {
             let n = self.put(at, data, age, buffers);
@@ -346,7 +356,7 @@ impl Dirty {
         }
     }
     /// Takes in the first part of `data` that goes into one segment. Returns its length.
-    fn put(&mut self, start: u64, data: &[u8], age: u64, buffers: &Buffers) -> usize {
+    fn put(&mut self, start: u64, data: &[u8], age: Tick, buffers: &Buffers) -> usize {
         let number = start / WINDOW;
         let window_end = (number + 1) * WINDOW;
         let mut limit = window_end.min(start + data.len() as u64);
@@ -394,12 +404,13 @@ impl Dirty {
         n
     }
 
-    /// Forgets the bytes of `start..end`.
-    pub(crate) fn cut(&mut self, start: u64, end: u64) {
+    /// Forgets the bytes of a range.
+    pub(crate) fn cut(&mut self, range: Range<u64>) {
         self.settle();
+        let Range { start, end } = range;
         let reaches_in = self.at_or_before(start).filter(|(s, e)| *s < start && *e > start);
         let from = reaches_in.map_or(start, |(s, _)| s);
-        for (s, mut segment) in self.remove(from, end) {
+        for (s, mut segment) in self.remove(&(from..end)) {
             let e = s + segment.buf.len() as u64;
             if e > end {
                 let rest = segment.buf[index(end - s)..].to_vec();
@@ -414,9 +425,9 @@ impl Dirty {
 
     /// Copies what is held into the buffer's gaps.
     pub(crate) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
-        let Some((from, to)) = gaps.bounds() else { return };
-        let first = self.at_or_before(from).map_or(from, |(s, _)| s);
-        for (at, segment) in self.segs_from(first).take_while(|(at, _)| *at < to) {
+        let Some(all) = gaps.bounds() else { return };
+        let first = self.at_or_before(all.start).map_or(all.start, |(s, _)| s);
+        for (at, segment) in self.segs_from(first).take_while(|(at, _)| *at < all.end) {
             gaps.fill(buf, at, &segment.buf);
         }
     }
@@ -429,15 +440,15 @@ impl Dirty {
         }
     }
 
-    /// Start and end of the first stretch of touching segments that ends behind `from`.
-    pub(crate) fn stretch(&self, from: u64) -> Option<(u64, u64)> {
+    /// The first stretch of touching segments that ends behind `from`.
+    pub(crate) fn stretch(&self, from: u64) -> Option<Range<u64>> {
         let first = self.at_or_before(from).filter(|(_, e)| *e > from).map_or(from, |(s, _)| s);
-        let mut found: Option<(u64, u64)> = None;
+        let mut found: Option<Range<u64>> = None;
         for (s, segment) in self.segs_from(first) {
             let e = s + segment.buf.len() as u64;
             match &mut found {
-                None => found = Some((s, e)),
-                Some((_, end)) if *end == s => *end = e,
+                None => found = Some(s..e),
+                Some(stretch) if stretch.end == s => stretch.end = e,
                 Some(_) => break,
             }
         }
@@ -447,24 +458,27 @@ impl Dirty {
     /// The first run, from sector `from` on, of sectors whose segments share or touch sectors. It
     /// has at most about `limit` bytes, and at most about [`MOST_MADE`] of them are of sectors that
     /// have to be made whole. Also returns how many bytes those are at most.
-    fn run(&self, from: u64, limit: u64) -> Option<(u64, u64, u64)> {
-        let mut run: Option<(u64, u64)> = None;
+    fn run(&self, from: FileOffset, limit: u64) -> Option<(Range<u64>, u64)> {
+        let mut run: Option<Range<u64>> = None;
         let mut made = 0;
-        for (s, segment) in self.segs_from(from) {
+        for (s, segment) in self.segs_from(from.0) {
             let last = s + segment.buf.len() as u64;
             let (a, b) = (floor(s), ceil(last));
             match &mut run {
-                None => run = Some((a, b)),
+                None => run = Some(a..b),
                 // A sector is taken as a whole, whatever the limit.
-                Some((_, end)) if a < *end => *end = b.max(*end),
-                Some((start, end)) if a == *end && b - *start <= limit && made < MOST_MADE => {
-                    *end = b
+                Some(run) if a < run.end => run.end = b.max(run.end),
+                Some(run) if a == run.end && b - run.start <= limit && made < MOST_MADE => {
+                    run.end = b
                 }
                 Some(_) => break,
             }
             made += (u64::from(a < s) + u64::from(last < b)) * SECTOR;
         }
-        run.map(|(start, end)| (start, end, made.min(end - start)))
+        run.map(|run| {
+            let made = made.min(run.end - run.start);
+            (run, made)
+        })
     }
 
     /// The last sector boundary at or before `at` that no segment crosses.
@@ -482,23 +496,23 @@ impl Dirty {
         &mut self,
         from: &mut u64,
         limit: u64,
-        busy: impl Fn(u64, u64) -> bool,
+        busy: impl Fn(&Range<u64>) -> bool,
     ) -> Option<Taken> {
         debug_assert!(
             self.recent.is_empty() && self.over == Counts::default(),
             "it is not settled"
         );
         loop {
-            let (start, end, made) = self.run(*from, limit.min(MAX_DATA_EXTENT))?;
-            *from = end;
-            if busy(start, end) {
+            let (range, made) = self.run(FileOffset(*from), limit.min(MAX_DATA_EXTENT))?;
+            *from = range.end;
+            if busy(&range) {
                 continue;
             }
-            let segments = self.remove(start, end);
+            let segments = self.remove(&range);
             return Some(Taken {
-                start,
-                end,
-                age: segments.iter().map(|(_, segment)| segment.age).min().unwrap_or(u64::MAX),
+                start: range.start,
+                end: range.end,
+                age: segments.iter().map(|(_, segment)| segment.age).min().unwrap_or(Tick::NEVER),
                 bytes: segments.iter().map(|(_, segment)| segment.buf.len() as u64).sum(),
                 memory: segments.iter().map(|(_, segment)| segment.memory()).sum(),
                 made,
@@ -539,7 +553,7 @@ pub(crate) struct Taken {
     /// First byte behind their last sector.
     pub(crate) end: u64,
     /// Tick of the oldest write in them.
-    pub(crate) age: u64,
+    pub(crate) age: Tick,
     /// File offset and bytes, ascending.
     pub(crate) parts: Vec<(u64, Vec<u8>)>,
     /// Their bytes together.
@@ -551,11 +565,15 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// Bytes of their sectors.
+    pub(crate) fn span(&self) -> u64 {
+        self.end - self.start
+    }
     /// Copies them into the buffer's gaps.
     pub(crate) fn overlay(&self, buf: &mut [u8], gaps: &mut Gaps) {
-        let Some((from, to)) = gaps.bounds() else { return };
-        let first = self.parts.partition_point(|(at, data)| at + data.len() as u64 <= from);
-        for (at, data) in self.parts[first..].iter().take_while(|(at, _)| *at < to) {
+        let Some(all) = gaps.bounds() else { return };
+        let first = self.parts.partition_point(|(at, data)| at + data.len() as u64 <= all.start);
+        for (at, data) in self.parts[first..].iter().take_while(|(at, _)| *at < all.end) {
             gaps.fill(buf, *at, data);
         }
     }
@@ -593,104 +611,131 @@ mod tests {
         ]
     }
 
+    const LEN: usize = (WINDOW + 400_000) as usize;
+
+    /// What is dirty, and what should be, byte by byte.
+    struct Both {
+        dirty: Dirty,
+        buffers: Buffers,
+        model: Vec<Option<u8>>,
+    }
+
+    impl Both {
+        fn apply(&mut self, op: Op, tick: usize) {
+            let mark = tick as u8 + 1;
+            match op {
+                Op::Write(at, len) => {
+                    let data: Vec<u8> = (0..len).map(|i| mark ^ (i as u8)).collect();
+                    self.dirty.write(at, &data, Tick(tick as u64), &self.buffers);
+                    for (i, b) in data.iter().enumerate() {
+                        self.model[at as usize + i] = Some(*b);
+                    }
+                }
+                Op::Cut(a, b) => {
+                    self.dirty.cut(a..b);
+                    self.model[a as usize..b as usize].fill(None);
+                }
+                Op::Take => self.take(tick as u64 % 4 * 3 * SECTOR),
+            }
+        }
+        fn take(&mut self, from: u64) {
+            self.dirty.settle();
+            let mut from = self.dirty.boundary(from);
+            let taken = self.dirty.take(&mut from, 64 << 10, |r| r.start % 8192 == 0);
+            let Some(t) = taken else { return };
+            assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0);
+            assert_eq!(t.end, from);
+            assert!(!t.start.is_multiple_of(8192));
+            assert_eq!(t.parts.iter().map(|(_, p)| p.len() as u64).sum::<u64>(), t.bytes);
+            let mut buf = vec![0; index(t.span())];
+            let mut gaps = Gaps::new(t.start, buf.len());
+            t.overlay(&mut buf, &mut gaps);
+            for (i, b) in buf.iter().enumerate() {
+                let at = t.start + i as u64;
+                let left = gaps.left().iter().any(|gap| gap.contains(&at));
+                assert_eq!(self.model[at as usize].take(), (!left).then_some(*b));
+            }
+            // The buffers' old bytes must not come back.
+            self.buffers.give_back(t.parts.into_iter().map(|(_, buf)| buf), 3);
+        }
+        fn held(&self) -> u64 {
+            self.model.iter().filter(|b| b.is_some()).count() as u64
+        }
+        /// Brings some blocks to their places, or all of them, and looks at the sums.
+        fn check_sums(&mut self, tick: usize) {
+            let (held, dirty) = (self.held(), &mut self.dirty);
+            // Until it is settled, blocks may be counted twice.
+            assert!(dirty.counts().bytes >= held && dirty.footprint() >= held);
+            assert_eq!(dirty.is_empty(), held == 0);
+            let (oldest, told) = (dirty.oldest(), dirty.counts());
+            if !tick.is_multiple_of(3) {
+                let before = dirty.recent.len();
+                let more = dirty.sort_in_some(tick % 3);
+                let left = before.saturating_sub(tick % 3);
+                assert_eq!((dirty.recent.len(), more), (left, left > 0));
+                assert_eq!((dirty.oldest(), dirty.counts()), (oldest, told));
+                return;
+            }
+            if !tick.is_multiple_of(2) {
+                dirty.sort_in();
+                assert_eq!(dirty.counts(), told);
+            } else {
+                dirty.settle();
+                assert_eq!(dirty.counts().bytes, held);
+                let memory: u64 = dirty.segs_from(0).map(|(_, s)| s.memory()).sum();
+                assert_eq!(dirty.counts().memory, memory);
+                assert_eq!(dirty.counts().segments, dirty.segs_from(0).count() as u64);
+            }
+            assert!(dirty.footprint() >= held);
+            assert_eq!(oldest, dirty.segs_from(0).map(|(_, s)| s.age).min());
+            assert_eq!(dirty.ages.len(), dirty.windows.len());
+        }
+        /// Looks at the bytes. All blocks are in their places.
+        fn check_bytes(&self, from: usize) {
+            let Self { dirty, model, .. } = self;
+            let mut buf = vec![0; LEN];
+            let mut gaps = Gaps::new(0, LEN);
+            dirty.overlay(&mut buf, &mut gaps);
+            let mut covered = vec![true; LEN];
+            for gap in gaps.left() {
+                covered[gap.start as usize..gap.end as usize].fill(false);
+            }
+            for i in 0..LEN {
+                assert_eq!(model[i], covered[i].then_some(buf[i]), "byte {i}");
+            }
+            let next = |from: usize| {
+                model[from..].iter().position(Option::is_some).map(|f| (from + f) as u64)
+            };
+            assert_eq!(dirty.stretch(0).map(|s| s.start), next(0));
+            assert_eq!(dirty.first_from(from as u64), next(from));
+            let boundary = dirty.boundary(5 * SECTOR);
+            assert!(boundary.is_multiple_of(SECTOR) && boundary <= 5 * SECTOR);
+            let crosses =
+                |(s, seg): (u64, &Segment)| s < boundary && s + seg.buf.len() as u64 > boundary;
+            assert!(!dirty.segs_from(0).any(crosses));
+            for (s, seg) in dirty.segs_from(0) {
+                assert!(!seg.buf.is_empty());
+                assert!(s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
         #[test]
         fn segments_match_bytes(ops in prop::collection::vec(op(), 1..40)) {
-            const LEN: usize = (WINDOW + 400_000) as usize;
-            let (mut dirty, buffers) = (Dirty::default(), Buffers::default());
-            let mut model: Vec<Option<u8>> = vec![None; LEN];
+            let (dirty, buffers) = (Dirty::default(), Buffers::default());
+            let mut both = Both { dirty, buffers, model: vec![None; LEN] };
             for (tick, op) in ops.into_iter().enumerate() {
-                let mark = tick as u8 + 1;
-                match op {
-                    Op::Write(at, len) => {
-                        let data: Vec<u8> = (0..len).map(|i| mark ^ (i as u8)).collect();
-                        dirty.write(at, &data, tick as u64, &buffers);
-                        for (i, b) in data.iter().enumerate() {
-                            model[at as usize + i] = Some(*b);
-                        }
-                    }
-                    Op::Cut(a, b) => {
-                        dirty.cut(a, b);
-                        model[a as usize..b as usize].fill(None);
-                    }
-                    Op::Take => {
-                        dirty.settle();
-                        let mut from = dirty.boundary(tick as u64 % 4 * 3 * SECTOR);
-                        if let Some(t) = dirty.take(&mut from, 64 << 10, |a, _| a % 8192 == 0) {
-                            prop_assert!(t.start % SECTOR == 0 && t.end % SECTOR == 0);
-                            prop_assert!(t.end == from);
-                            prop_assert!(!t.start.is_multiple_of(8192));
-                            prop_assert_eq!(
-                                t.parts.iter().map(|(_, p)| p.len() as u64).sum::<u64>(), t.bytes);
-                            let mut buf = vec![0; (t.end - t.start) as usize];
-                            let mut gaps = Gaps::new(t.start, buf.len());
-                            t.overlay(&mut buf, &mut gaps);
-                            for (i, b) in buf.iter().enumerate() {
-                                let at = t.start + i as u64;
-                                let left = gaps.left().iter().any(|(a, e)| (*a..*e).contains(&at));
-                                prop_assert_eq!(model[at as usize].take(), (!left).then_some(*b));
-                            }
-                            // The buffers' old bytes must not come back.
-                            buffers.give_back(t.parts.into_iter().map(|(_, buf)| buf), 3);
-                        }
-                    }
-                }
-                let held = model.iter().filter(|b| b.is_some()).count() as u64;
-                // Until it is settled, blocks may be counted twice.
-                prop_assert!(dirty.counts().bytes >= held && dirty.footprint() >= held);
-                prop_assert_eq!(dirty.is_empty(), held == 0);
-                let (oldest, told) = (dirty.oldest(), dirty.counts());
-                if tick % 3 > 0 {
-                    let before = dirty.recent.len();
-                    let more = dirty.sort_in_some(tick % 3);
-                    let left = before.saturating_sub(tick % 3);
-                    prop_assert_eq!((dirty.recent.len(), more), (left, left > 0));
-                    prop_assert_eq!((dirty.oldest(), dirty.counts()), (oldest, told));
-                    continue;
-                }
-                if tick % 2 > 0 {
-                    dirty.sort_in();
-                    prop_assert_eq!(dirty.counts(), told);
-                } else {
-                    dirty.settle();
-                    prop_assert_eq!(dirty.counts().bytes, held);
-                    let memory: u64 = dirty.segs_from(0).map(|(_, s)| s.memory()).sum();
-                    prop_assert_eq!(dirty.counts().memory, memory);
-                    prop_assert_eq!(dirty.counts().segments, dirty.segs_from(0).count() as u64);
-                }
-                prop_assert!(dirty.footprint() >= held);
-                prop_assert_eq!(oldest, dirty.segs_from(0).map(|(_, s)| s.age).min());
-                prop_assert_eq!(dirty.ages.len(), dirty.windows.len());
-                let mut buf = vec![0; LEN];
-                let mut gaps = Gaps::new(0, LEN);
-                dirty.overlay(&mut buf, &mut gaps);
-                let mut covered = vec![true; LEN];
-                for (a, b) in gaps.left() {
-                    covered[*a as usize..*b as usize].fill(false);
-                }
-                for i in 0..LEN {
-                    prop_assert_eq!(model[i], covered[i].then_some(buf[i]), "byte {}", i);
-                }
-                let first = model.iter().position(Option::is_some);
-                prop_assert_eq!(dirty.stretch(0).map(|s| s.0), first.map(|f| f as u64));
-                let from = tick * 7919 % LEN;
-                let next = model[from..].iter().position(Option::is_some)
-                    .map(|f| (from + f) as u64);
-                prop_assert_eq!(dirty.first_from(from as u64), next);
-                let boundary = dirty.boundary(5 * SECTOR);
-                prop_assert!(boundary.is_multiple_of(SECTOR) && boundary <= 5 * SECTOR);
-                let crosses =
-                    |(s, seg): (u64, &Segment)| s < boundary && s + seg.buf.len() as u64 > boundary;
-                prop_assert!(!dirty.segs_from(0).any(crosses));
-                for (s, seg) in dirty.segs_from(0) {
-                    prop_assert!(!seg.buf.is_empty());
-                    prop_assert!(s / WINDOW == (s + seg.buf.len() as u64 - 1) / WINDOW);
+                both.apply(op, tick);
+                both.check_sums(tick);
+                if tick % 3 == 0 {
+                    both.check_bytes(tick * 7919 % LEN);
                 }
             }
-            dirty.cut(0, LEN as u64);
-            prop_assert!(dirty.is_empty() && dirty.footprint() == 0);
-            prop_assert!(dirty.counts() == Counts::default());
+            both.dirty.cut(0..LEN as u64);
+            prop_assert!(both.dirty.is_empty() && both.dirty.footprint() == 0);
+            prop_assert!(both.dirty.counts() == Counts::default());
         }
     }
 
@@ -699,12 +744,12 @@ mod tests {
     fn blocks_over_others_are_counted_once_in_the_end() {
         let (mut dirty, buffers) = (Dirty::default(), Buffers::default());
         for i in 0..4 * MOST_RECENT as u64 {
-            dirty.write(i % 8 * SECTOR, &[i as u8; SECTOR_LEN], i, &buffers);
+            dirty.write(i % 8 * SECTOR, &[i as u8; SECTOR_LEN], Tick(i), &buffers);
             assert!(dirty.counts().bytes <= (MOST_RECENT as u64 + 8) * SECTOR);
         }
         dirty.settle();
         assert_eq!((dirty.counts().bytes, dirty.footprint()), (8 * SECTOR, 8 * SECTOR));
-        assert_eq!((dirty.counts().segments, dirty.oldest()), (8, Some(0)));
+        assert_eq!((dirty.counts().segments, dirty.oldest()), (8, Some(Tick(0))));
     }
 
     /// Memory stays near what was written, however it was written.
@@ -713,7 +758,7 @@ mod tests {
         let per_byte = |step: u64, len: usize, count: u64| {
             let (mut dirty, buffers) = (Dirty::default(), Buffers::default());
             for i in 0..count {
-                dirty.write(i * step, &vec![1; len], i, &buffers);
+                dirty.write(i * step, &vec![1; len], Tick(i), &buffers);
             }
             dirty.counts().memory as f64 / (count * len as u64) as f64
         };

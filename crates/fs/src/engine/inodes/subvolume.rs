@@ -6,8 +6,8 @@
 //! subvolumes hang ([`crate::transaction::RootNotes`]). [`crate::inode`] sees to the entries in
 //! directories; [`crate::subvolume`] to snapshots, dropping and settings.
 
+use super::table::InodeTable;
 use crate::engine::Core;
-use crate::engine::table::InodeTable;
 use crate::error::{Error, Result};
 use crate::transaction::{SubvolumeTree, find_root, root_pointer};
 use crate::tree::Tree;

@@ -11,13 +11,13 @@
 //!
 //! An operation on names changes entries, references, attributes and orphan items. The `op` locks
 //! of the directories and inodes concerned guard all of that. So it can be worked out before a
-//! transaction is joined ([`super::draft`]) and then only has to be written. Look-ups take no `op`:
-//! one item of the tree answers them. The inode's item in the tree may be older than `state.item`;
-//! the seal writes it ([`Inode::flush_item`]).
+//! transaction is joined ([`crate::engine::draft`]) and then only has to be written. Look-ups take
+//! no `op`: one item of the tree answers them. The inode's item in the tree may be older than
+//! `state.item`; the seal writes it ([`Inode::flush_item`]).
 
 use crate::api::{FileKind, InodeId, Timestamp, may_wait, to_timespec};
 use crate::engine::changes::{Changes, Logged};
-use crate::engine::delalloc::FileData;
+use crate::engine::file_data::FileData;
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
 use crate::lock::{self, Exclusive, Mutex, RwLock};
