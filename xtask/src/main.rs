@@ -4,11 +4,12 @@
 //! one line that names the place; the exit code is 1 if there is any.
 
 mod directions;
+mod documents;
 mod faults;
 mod lexer;
 mod licences;
+mod order;
 mod prose;
-mod rooms;
 mod spdx;
 mod tidy;
 mod units;

@@ -1,30 +1,25 @@
 //! A database: many clients, one table, more data than memory, and a transaction is over when it is
 //! durable.
 //!
-//! It is done in the manner of PostgreSQL. Pages have 8 KiB, and are read and written one by one
-//! through the page cache, as a backend does it. A transaction reads nine pages, writes four and
-//! calls `fsync`: one of `pgbench` changes a row in three tables and adds one to a fourth, and
-//! finds them by way of their indices; seven reads to three writes is what comes of it. Pages are
-//! at random places of one file, which all clients share as backends share a segment of a table, so
-//! that their calls of `fsync` meet in one inode. The file was preallocated and then written to its
-//! end before anything is measured, as a table is that has been in use: each write is one over old
-//! data, the case that copy-on-write likes least.
+//! It works as PostgreSQL does. A page has 8 KiB and is read or written alone, through the page
+//! cache. A transaction reads nine pages, writes four and calls `fsync`: about what a transaction
+//! of `pgbench` does, with the indices that lead it to its rows. All clients share one file, so
+//! their calls of `fsync` meet in one inode. Before anything is measured the file is preallocated
+//! and written to its end. So each write goes over old data, the case that is worst for
+//! copy-on-write.
 //!
-//! fio is not used: with reads and writes mixed, its `--fsync=4` also calls `fsync` behind each
-//! read that follows a fourth write, up to the next write. Of five calls three or four were such,
-//! and a transaction nothing that one could count. Clients are threads of a process of its own.
-//! Processes would take much of the memory that this is about.
-//!
-//! That memory is less than the file, as with names and bonnie++: the clients and the daemon are in
-//! one group. The kernel's side has its page cache of the file in that group, too; pages of the
-//! image behind the loop device are the kernel's to account for, and it may take them from outside.
-//! Growth of the machine's page cache, which is in the report, has both.
+//! fio cannot do this: with reads and writes mixed, its `--fsync=4` also calls `fsync` after reads
+//! with nothing new to sync. Clients are threads of one process, since processes would take much of
+//! the memory that this is about. That memory is less than the file: clients and daemon are in one
+//! group, and so are the kernel's pages of the file, but not its pages of the image behind the loop
+//! device. The growth of the machine's page cache, which is in the report, includes both.
 //!
 //! It runs for a time, not for an amount. The result is the seconds that a thousand transactions
-//! took, so that a ratio means here what it means elsewhere.
+//! took, so that a ratio means the same as elsewhere.
 
 use crate::fsync::Said;
 use crate::interrupt;
+use crate::units::Mib;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -36,13 +31,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Numbers of clients, where nobody says another.
+/// Numbers of clients by default.
 pub(crate) const CLIENTS: [u64; 3] = [1, 16, 64];
 const TABLE: &str = "table";
 const PAGE: usize = 8 << 10;
 /// Of a transaction.
-const READS: u64 = 9;
-const WRITES: u64 = 4;
+const READS: usize = 9;
+const WRITES: usize = 4;
 
 /// Works on a table as the clients of a database do.
 #[derive(Args, Debug)]
@@ -55,7 +50,7 @@ pub(crate) struct Database {
     seconds: u64,
 }
 
-/// What was done, as one process tells the other.
+/// What was done, as the process reports it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Done {
     seconds: f64,
@@ -79,14 +74,14 @@ pub(crate) fn step(clients: u64) -> Cow<'static, str> {
 }
 
 /// Makes the table: preallocated, then written with `block` again and again.
-pub(crate) fn fill(root: &Path, mib: u64, block: &[u8]) -> Result<()> {
+pub(crate) fn fill(root: &Path, size: Mib, block: &[u8]) -> Result<()> {
     let mut file = File::create(root.join(TABLE))?;
-    // Where it cannot be done (the ceiling keeps no data), being written is all there is.
-    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mib << 20) {
+    // The ceiling cannot do it: it keeps no data.
+    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size.bytes()) {
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
         Err(e) => return Err(e).context("preallocating the table"),
     }
-    let mut left = mib << 20;
+    let mut left = size.bytes();
     while left > 0 {
         interrupt::check()?;
         let part = usize::try_from(left)?.min(block.len());
@@ -101,9 +96,10 @@ pub(crate) fn database(
     mut command: Command,
     root: &Path,
     clients: u64,
-    seconds: u64,
+    time: Duration,
 ) -> Result<Said> {
-    let args = ["database", "--clients", &clients.to_string(), "--seconds", &seconds.to_string()];
+    let seconds = time.as_secs().to_string();
+    let args = ["database", "--clients", &clients.to_string(), "--seconds", &seconds];
     let out = command.args(args).arg(root).output()?;
     ensure!(out.status.success(), "the database: {}", String::from_utf8_lossy(&out.stderr).trim());
     let done: Done = serde_json::from_slice(&out.stdout).context("what it says")?;
@@ -126,7 +122,10 @@ fn work(root: &Path, clients: u64, time: Duration) -> Result<Done> {
         let working: Vec<_> = (0..clients)
             .map(|n| {
                 let table = &table;
-                threads.spawn(move || client(table, pages, n, start, time))
+                // Others for each client, and the same in each run.
+                let mut random = fastrand::Rng::with_seed(n);
+                let places = std::iter::repeat_with(move || random.u64(..pages) * PAGE as u64);
+                threads.spawn(move || client(table, places, start, time))
             })
             .collect();
         let mut calls = Vec::new();
@@ -141,30 +140,21 @@ fn work(root: &Path, clients: u64, time: Duration) -> Result<Done> {
     Ok(Done { seconds, transactions: calls.len() as u64, p99_ms: p99.as_secs_f64() * 1e3 })
 }
 
-/// Makes transactions until the time is over, at least one. How long their calls of `fsync` took.
+/// Makes transactions at these places until the time is over, at least one. How long their calls of
+/// `fsync` took.
 fn client(
     table: &File,
-    pages: u64,
-    n: u64,
+    mut places: impl Iterator<Item = u64>,
     start: Instant,
     time: Duration,
 ) -> Result<Vec<Duration>> {
-    // Not 0, and another for each client; the same in each run.
-    let mut seed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut place = || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % pages * PAGE as u64
-    };
     let mut page = vec![0; PAGE];
     let mut calls = Vec::new();
     while calls.is_empty() || start.elapsed() < time {
-        for _ in 0..READS {
-            table.read_exact_at(&mut page, place())?;
+        for at in places.by_ref().take(READS) {
+            table.read_exact_at(&mut page, at)?;
         }
-        for _ in 0..WRITES {
-            let at = place();
+        for at in places.by_ref().take(WRITES) {
             page[..8].copy_from_slice(&at.wrapping_add(calls.len() as u64).to_le_bytes());
             table.write_all_at(&page, at)?;
         }
@@ -183,7 +173,7 @@ mod tests {
     fn clients_work_on_a_table_that_keeps_its_length() {
         let dir = tempfile::tempdir().unwrap();
         let length = || std::fs::metadata(dir.path().join(TABLE)).unwrap().len();
-        fill(dir.path(), 2, &[7; 3 << 19]).unwrap();
+        fill(dir.path(), Mib(2), &[7; 3 << 19]).unwrap();
         assert!(std::fs::read(dir.path().join(TABLE)).unwrap().iter().all(|b| *b == 7));
         assert_eq!(length(), 2 << 20);
         let done = work(dir.path(), 3, Duration::ZERO).unwrap();
