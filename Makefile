@@ -72,7 +72,7 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
-	$(CARGO) run -q -p xtask -- licences
+	@scripts/deny.sh
 	$(CARGO) run -q -p xtask -- tidy
 
 BIN   = $(DESTDIR)$(PREFIX)/bin

@@ -38,6 +38,7 @@ umount mount
 modprobe kmod
 sqlite3 sqlite3
 stdbuf coreutils
+pip3 python3-pip
 fio fio
 dbench dbench
 chromium chromium

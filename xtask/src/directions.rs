@@ -1,151 +1,73 @@
-//! Dependencies run one way: between the crates, and between the rooms of `fs`.
+//! Dependencies run one way: between the crates, and between the modules of a folder.
 //!
-//! The two tables below are the rule. [`CRATES`] says what each crate may use; [`HOUSES`] lists the
-//! modules of a folder from the ground up, and a module uses only what stands above it there.
-//! `ARCHITECTURE.md` explains the same lists to people.
+//! The lists in [`crate::order`] are the rule; nothing is exempt from it. A module of a folder uses
+//! only what stands above it in the folder's list, or no other module of it at all. What the
+//! folder's own module (`lib.rs`, `mod.rs`) defines is common to all of them.
 //!
 //! Paths are read from the text: `crate::…`, `super::…`, and groups in braces. What a folder's own
-//! module brings in from another (`use base::error`) belongs to that one. Tests may use anything,
-//! since nobody depends on them: files named `tests`, and items under `#[cfg(test)]`.
+//! module brings in from another (`use base::error`, `pub use ids::*`) belongs to that one. Tests
+//! may use anything, since nobody depends on them: files named `tests`, and items under
+//! `#[cfg(test)]`.
 
+use crate::lexer;
+use crate::order::{CRATES, FOR_TESTS, HOUSES};
 use anyhow::{Context, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What a crate may use of ours, but for its tests. Crates that are for tests only may use anything
-/// and are used by tests only.
-const CRATES: &[(&str, &[&str])] = &[
-    ("format", &[]),
-    ("volume", &["format"]),
-    ("codec", &["format"]),
-    ("restore", &["format", "volume", "codec"]),
-    ("check", &["format", "volume", "codec"]),
-    ("fs", &["format", "volume", "codec"]),
-    ("fuse", &["format", "fs"]),
-    ("sources", &["format", "volume", "codec", "fs"]),
-    ("build", &["format", "volume", "codec", "fs", "sources"]),
-    ("cli", &["format", "volume", "fs", "fuse", "check", "restore", "sources", "build"]),
-];
-const FOR_TESTS: &[&str] = &["simtest", "bench", "xtask"];
-
-/// The modules of a folder, in order.
-struct House {
-    /// The folder, from the top of the repository.
-    folder: &'static str,
-    /// The path of its module in the crate.
-    module: &'static [&'static str],
-    /// From the ground up.
-    rooms: &'static [&'static str],
-    /// What does not keep the order yet: (from, to).
-    exceptions: &'static [(&'static str, &'static str)],
+/// A folder whose modules have a direction.
+#[derive(Debug)]
+pub(crate) struct House {
+    /// From the top of the repository.
+    pub(crate) folder: &'static str,
+    pub(crate) rooms: Rooms,
 }
 
-const HOUSES: &[House] = &[
-    House {
-        folder: "crates/fs/src",
-        module: &[],
-        rooms: &[
-            "base",
-            "tree",
-            "space",
-            "transaction",
-            "engine",
-            "file",
-            "log",
-            "subvolume",
-            "inode",
-            "filesystem",
-            "mkfs",
-        ],
-        exceptions: &[],
-    },
-    House {
-        folder: "crates/fs/src/file",
-        module: &["file"],
-        rooms: &[
-            "position",
-            "extents",
-            "property",
-            "compress",
-            "sums",
-            "read",
-            "replace",
-            "join",
-            "batch",
-            "nocow",
-            "admission",
-            "truncate",
-            "clone",
-            "copy",
-            "fallocate",
-            "map",
-            "seek",
-            "writeback",
-            "older",
-            "reclaim",
-        ],
-        exceptions: &[],
-    },
-    House {
-        folder: "crates/fs/src/engine",
-        module: &["engine"],
-        rooms: &[
-            "figures",
-            "fsyncs",
-            "reclaims",
-            "drops",
-            "fronts",
-            "changes",
-            "compression",
-            "inline",
-            "file_data",
-            "inodes",
-            "links",
-            "draft",
-            "late",
-            "delalloc",
-        ],
-        exceptions: &[],
-    },
-    House {
-        folder: "crates/fs/src/engine/delalloc",
-        module: &["engine", "delalloc"],
-        rooms: &["scratch", "queue", "workers", "change", "submit"],
-        exceptions: &[],
-    },
-    House {
-        folder: "crates/fs/src/subvolume",
-        module: &["subvolume"],
-        rooms: &["snapshot", "drop", "settings", "find_new"],
-        exceptions: &[],
-    },
-    House {
-        folder: "crates/fs/src/inode",
-        module: &["inode"],
-        rooms: &[
-            "names",
-            "allowed",
-            "xattr",
-            "attr",
-            "dir",
-            "orphan",
-            "access",
-            "create",
-            "subvolume",
-            "link",
-            "moves",
-            "subvolume_moves",
-            "rename",
-        ],
-        exceptions: &[],
-    },
-    House {
-        folder: "crates/fs/src/filesystem",
-        module: &["filesystem"],
-        rooms: &["commit_source", "open", "stats", "lifecycle", "subvolumes"],
-        exceptions: &[],
-    },
-];
+/// Which modules of a folder may use which.
+#[derive(Debug)]
+pub(crate) enum Rooms {
+    /// Each uses only those before it.
+    Upwards(&'static [&'static str]),
+    /// None uses another.
+    Apart,
+}
+
+impl House {
+    /// The path of the folder's own module in its crate.
+    fn module(&self) -> Vec<String> {
+        let inside = self.folder.split_once("/src").map_or("", |(_, inside)| inside);
+        inside.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+    }
+
+    fn listed(&self) -> &'static [&'static str] {
+        match self.rooms {
+            Rooms::Upwards(rooms) => rooms,
+            Rooms::Apart => &[],
+        }
+    }
+
+    /// What is wrong with a room; nothing if it is in its list, or if there is none.
+    fn judge_room(&self, room: &str) -> Option<String> {
+        match self.rooms {
+            Rooms::Upwards(rooms) if !rooms.contains(&room) => Some(format!(
+                "`{room}` is not in the list of {} in xtask/src/order.rs",
+                self.folder
+            )),
+            _ => None,
+        }
+    }
+
+    /// May `room` use `other`?
+    fn allows(&self, room: &str, other: &str) -> bool {
+        match self.rooms {
+            Rooms::Upwards(rooms) => {
+                let floor = |name| rooms.iter().position(|r| *r == name);
+                floor(other) <= floor(room)
+            }
+            Rooms::Apart => room == other,
+        }
+    }
+}
 
 /// One line per finding.
 pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
@@ -167,7 +89,7 @@ fn check_crates(root: &Path) -> Result<Vec<String>> {
             continue;
         }
         let Some((_, allowed)) = CRATES.iter().find(|(of, _)| *of == name) else {
-            findings.push(format!("{path}: the crate is not in xtask/src/directions.rs"));
+            findings.push(format!("{path}: the crate is not in xtask/src/order.rs"));
             continue;
         };
         for (number, used) in dependencies(&text) {
@@ -202,49 +124,62 @@ fn check_house(root: &Path, house: &House) -> Result<Vec<String>> {
     let mut files = Vec::new();
     list(&folder, &mut files)?;
     files.sort();
-    let mut names = BTreeMap::new();
-    for face in ["lib.rs", "mod.rs"] {
-        let path = folder.join(face);
-        if path.exists() {
-            names.extend(brought_in(&std::fs::read_to_string(&path)?, house));
-        }
-    }
-    let mut findings = Vec::new();
-    let mut excused = BTreeSet::new();
+    let mut sources = Vec::new();
     for path in files {
-        let inside = path.strip_prefix(&folder).unwrap_or(&path);
-        let module = module_of(inside);
-        let Some(room) = module.first() else { continue };
+        let module = module_of(path.strip_prefix(&folder).unwrap_or(&path));
         let shown = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-        let Some(floor) = house.rooms.iter().position(|r| r == room) else {
-            findings.push(format!("{shown}: `{room}` is not in xtask/src/directions.rs"));
-            continue;
-        };
         let text = std::fs::read_to_string(&path).with_context(|| shown.clone())?;
-        let place: Vec<String> =
-            house.module.iter().map(|m| (*m).to_owned()).chain(module.iter().cloned()).collect();
-        for (line, used) in uses(&text, &place) {
-            let Some(used) = within(&used, house) else { continue };
-            let used = names.get(&used).unwrap_or(&used);
-            let Some(other) = house.rooms.iter().position(|r| r == used) else { continue };
-            if other <= floor {
+        sources.push(Source { module, shown, code: code(&text) });
+    }
+    let beside = folder.with_extension("rs");
+    if beside.exists() {
+        let code = code(&std::fs::read_to_string(beside)?);
+        sources.push(Source { module: Vec::new(), shown: String::new(), code });
+    }
+    let names = brought_in(&sources);
+    let mut findings = Vec::new();
+    for source in &sources {
+        let Some(room) = source.module.first() else { continue };
+        let shown = &source.shown;
+        if let Some(wrong) = house.judge_room(room) {
+            findings.push(format!("{shown}: {wrong}"));
+            continue;
+        }
+        let own = house.module();
+        let place = [own.as_slice(), source.module.as_slice()].concat();
+        for (line, used) in uses(&source.code, &place) {
+            let Some(name) = used.strip_prefix(own.as_slice()).and_then(|rest| rest.first()) else {
                 continue;
-            }
-            match house.exceptions.iter().find(|(from, to)| from == room && to == used) {
-                Some(pair) => {
-                    excused.insert(*pair);
-                }
-                None => findings.push(format!("{shown}:{line}: `{room}` must not use `{used}`")),
+            };
+            let is_room = |name: &str| sources.iter().any(|s| s.is_of(name));
+            // A function may be brought in under the name of a room.
+            let other = names.get(name).filter(|_| !is_room(name)).unwrap_or(name);
+            if is_room(other) && !house.allows(room, other) {
+                findings.push(format!("{shown}:{line}: `{room}` must not use `{other}`"));
             }
         }
     }
-    for (from, to) in house.exceptions.iter().filter(|pair| !excused.contains(pair)) {
+    for gone in house.listed().iter().filter(|r| !sources.iter().any(|s| s.is_of(r))) {
         findings.push(format!(
-            "xtask/src/directions.rs: the exception ({from}, {to}) of {} is needed no more",
+            "xtask/src/order.rs: `{gone}` in the list of {} is not there",
             house.folder
         ));
     }
     Ok(findings)
+}
+
+/// A file of a house, without comments, literals and tests.
+struct Source {
+    /// Its module, from that of the folder on.
+    module: Vec<String>,
+    shown: String,
+    code: String,
+}
+
+impl Source {
+    fn is_of(&self, room: &str) -> bool {
+        self.module.first().is_some_and(|first| first == room)
+    }
 }
 
 fn list(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
@@ -273,37 +208,44 @@ fn module_of(inside: &Path) -> Vec<String> {
     parts
 }
 
-/// The module of the house that a path leads to, or a name that its face brings in.
-fn within(path: &[String], house: &House) -> Option<String> {
-    let rest = path.strip_prefix_of(house.module)?;
-    rest.first().cloned()
-}
-
-trait StripPrefix {
-    fn strip_prefix_of(&self, prefix: &[&str]) -> Option<&[String]>;
-}
-impl StripPrefix for [String] {
-    fn strip_prefix_of(&self, prefix: &[&str]) -> Option<&[String]> {
-        let same = self.len() >= prefix.len() && self.iter().zip(prefix).all(|(a, b)| a == b);
-        same.then(|| &self[prefix.len()..])
-    }
-}
-
-/// Names that `lib.rs` or `mod.rs` brings in, and from which module.
-fn brought_in(face: &str, house: &House) -> BTreeMap<String, String> {
+/// Names that the folder's own module brings in, and from which room.
+fn brought_in(sources: &[Source]) -> BTreeMap<String, String> {
     let mut names = BTreeMap::new();
-    let text = code(face);
-    for statement in text.split(';') {
-        let Some(at) = statement.rfind("use ") else { continue };
-        let tree = &statement[at + "use ".len()..];
-        for path in leaves(tree) {
-            let (Some(first), Some(last)) = (path.first(), path.last()) else { continue };
-            if house.rooms.contains(&&**first) && path.len() > 1 {
-                names.insert(last.clone(), first.clone());
+    let rooms: Vec<&String> = sources.iter().filter_map(|s| s.module.first()).collect();
+    for face in sources.iter().filter(|s| s.module.is_empty()) {
+        for statement in face.code.split(';') {
+            let Some(at) = statement.rfind("use ") else { continue };
+            for path in leaves(&statement[at + "use ".len()..]) {
+                let (Some(first), Some(last)) = (path.first(), path.last()) else { continue };
+                if !rooms.contains(&first) || path.len() < 2 {
+                    continue;
+                }
+                if last == "*" {
+                    let room = sources.iter().filter(|s| s.module == [first.clone()]);
+                    let all = room.flat_map(|s| defined(&s.code));
+                    names.extend(all.map(|name| (name, first.clone())));
+                } else {
+                    names.insert(last.clone(), first.clone());
+                }
             }
         }
     }
     names
+}
+
+/// The names that a file defines for others.
+fn defined(code: &str) -> Vec<String> {
+    const KINDS: [&str; 8] = ["struct", "enum", "trait", "type", "const", "static", "fn", "union"];
+    let mut found = Vec::new();
+    for line in code.lines().filter(|line| line.starts_with("pub")) {
+        let mut words = line.split_whitespace();
+        if words.any(|word| KINDS.contains(&word)) {
+            let name = words.find(|word| *word != "fn").unwrap_or_default();
+            let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+            found.push(name[..end].to_owned());
+        }
+    }
+    found
 }
 
 /// Every path of a `use` tree; a name that is given with `as` comes last.
@@ -349,10 +291,9 @@ fn split_group(text: &str) -> Vec<&str> {
     parts.into_iter().map(str::trim).filter(|p| !p.is_empty()).collect()
 }
 
-/// Paths within the crate that a file uses, from the crate's top, with their lines. `place` is the
-/// file's own module.
+/// Paths within the crate that code uses, from the crate's top, with their lines. `place` is the
+/// module that it stands in.
 fn uses(text: &str, place: &[String]) -> Vec<(usize, Vec<String>)> {
-    let text = code(text);
     let mut found = Vec::new();
     for word in ["crate::", "super::"] {
         for (at, _) in text.match_indices(word) {
@@ -399,20 +340,20 @@ fn end_of_tree(text: &str) -> usize {
     text.len()
 }
 
-/// The text with comments, strings and items under `#[cfg(test)]` made blank; lines stay.
+/// The text with comments, literals and items under `#[cfg(test)]` made blank; lines stay.
 fn code(text: &str) -> String {
+    let text = lexer::code(text);
     let mut out = String::with_capacity(text.len());
     let mut skipping: Option<usize> = None;
     for line in text.lines() {
-        let stripped = line.trim_start();
-        let indent = line.len() - stripped.len();
+        let stripped = line.trim();
+        let indent = line.len() - line.trim_start().len();
         if let Some(depth) = skipping {
             // The item ends where something closes as far to the left as it began, or with the
             // semicolon of a line that opens nothing.
             let ends = indent == depth
                 && (stripped.starts_with('}')
-                    || (stripped.ends_with(';') && !stripped.starts_with("#["))
-                    || (stripped.ends_with(',') && !stripped.starts_with("#[")));
+                    || (stripped.ends_with([';', ',']) && !stripped.starts_with("#[")));
             if ends {
                 skipping = None;
             }
@@ -422,28 +363,9 @@ fn code(text: &str) -> String {
                 skipping = Some(indent);
             }
         } else {
-            out.push_str(&without_comment(line));
+            out.push_str(line);
         }
         out.push('\n');
-    }
-    out
-}
-
-/// A line without its comment and without what stands in quotes.
-fn without_comment(line: &str) -> String {
-    let mut out = String::new();
-    let mut quoted = false;
-    let mut chars = line.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '\\' if quoted => {
-                chars.next();
-            }
-            '"' => quoted = !quoted,
-            '/' if !quoted && chars.peek() == Some(&'/') => break,
-            _ if quoted => {}
-            c => out.push(c),
-        }
     }
     out
 }
@@ -456,7 +378,10 @@ mod tests {
         module_of(Path::new(path))
     }
     fn used(path: &str, text: &str) -> Vec<String> {
-        uses(text, &place(path)).into_iter().map(|(l, p)| format!("{l} {}", p.join("::"))).collect()
+        uses(&code(text), &place(path))
+            .into_iter()
+            .map(|(l, p)| format!("{l} {}", p.join("::")))
+            .collect()
     }
 
     #[test]
@@ -496,46 +421,55 @@ mod tests {
         assert_eq!(dependencies(text), [(2, "format".to_owned()), (7, "volume".to_owned())]);
     }
 
-    /// A folder of two rooms, with these texts; what is found there.
-    fn house(
-        name: &str,
-        files: &[(&str, &str)],
-        exceptions: &'static [(&'static str, &'static str)],
-    ) -> Vec<String> {
-        let root = std::env::temp_dir().join(format!("directions-{name}-{}", std::process::id()));
+    /// What is found in a folder with these texts.
+    fn house(rooms: Rooms, files: &[(&str, &str)]) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        let house = House { folder: "crates/a/src", rooms };
         for (path, text) in files {
-            let path = root.join("src").join(path);
+            let path = root.path().join(house.folder).join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        let house = House { folder: "src", module: &[], rooms: &["low", "high"], exceptions };
-        let found = check_house(&root, &house).unwrap();
-        std::fs::remove_dir_all(&root).unwrap();
-        found
+        check_house(root.path(), &house).unwrap()
     }
 
     #[test]
     fn only_one_direction_is_allowed() {
         let files = [
-            ("lib.rs", "mod low;\nmod high;\npub use high::Thing;\nuse low::base;\n"),
-            ("low/mod.rs", "use crate::base;\nuse crate::Thing;\n"),
+            (
+                "lib.rs",
+                "mod low;\nmod high;\npub use high::Thing;\nuse low::base;\npub use high::*;\n",
+            ),
+            ("low/mod.rs", "use crate::base;\nuse crate::Thing;\nuse crate::Other;\n"),
             ("low/deep.rs", "fn f() {\n    super::super::high::g()\n}\n"),
             ("low/tests.rs", "use crate::high;\n"),
-            ("high.rs", "use crate::low::deep;\n"),
+            ("high.rs", "use crate::low::deep;\npub(crate) const fn Other() {}\n"),
         ];
-        let wrong = ["src/low/deep.rs:2", "src/low/mod.rs:2"];
-        let wrong = wrong.map(|at| format!("{at}: `low` must not use `high`"));
-        assert_eq!(house("wrong", &files, &[]), wrong);
-        assert!(house("excused", &files, &[("low", "high")]).is_empty());
+        let breaches = |places: &[&str], from: &str, to: &str| -> Vec<String> {
+            let line = |at| format!("crates/a/src/{at}: `{from}` must not use `{to}`");
+            places.iter().map(line).collect()
+        };
+        let upward = breaches(&["low/deep.rs:2", "low/mod.rs:2", "low/mod.rs:3"], "low", "high");
+        assert_eq!(house(Rooms::Upwards(&["low", "high"]), &files), upward);
+        let downward = breaches(&["high.rs:1"], "high", "low");
+        assert_eq!(house(Rooms::Upwards(&["high", "low"]), &files), downward);
+        assert_eq!(house(Rooms::Apart, &files), [downward, upward].concat());
     }
 
     #[test]
-    fn what_is_not_listed_and_what_is_needless_is_said() {
+    fn a_folder_knows_its_module() {
+        let module = |folder| House { folder, rooms: Rooms::Apart }.module();
+        assert_eq!(module("crates/fs/src"), Vec::<String>::new());
+        assert_eq!(module("crates/cli/src/commands/map"), ["commands", "map"]);
+    }
+
+    #[test]
+    fn the_list_and_the_folder_agree() {
         let files = [("lib.rs", "mod low;\n"), ("low.rs", ""), ("loose.rs", "")];
-        let found = house("needless", &files, &[("low", "high")]);
+        let found = house(Rooms::Upwards(&["low", "gone"]), &files);
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].starts_with("src/loose.rs: `loose` is not in"));
-        assert!(found[1].contains("the exception (low, high) of src is needed no more"));
+        assert!(found[0].starts_with("crates/a/src/loose.rs: `loose` is not in the list"));
+        assert!(found[1].ends_with("`gone` in the list of crates/a/src is not there"));
     }
 
     #[test]

@@ -1,15 +1,14 @@
-//! Checks of the repository that no standard tool makes: `cargo run -p xtask -- licences|tidy`.
+//! Checks of the repository that no standard tool makes: `cargo run -p xtask -- tidy`.
 //!
 //! They are rules that were agreed on once and would be broken silently otherwise. Each finding is
 //! one line that names the place; the exit code is 1 if there is any.
 
 mod directions;
+mod documents;
 mod faults;
 mod lexer;
-mod licences;
+mod order;
 mod prose;
-mod rooms;
-mod spdx;
 mod tidy;
 mod units;
 mod width;
@@ -28,8 +27,6 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Every dependency's licence is one of those in deny.toml
-    Licences,
     /// Sizes, widths, essays, prose, units, white space, links, leftovers, directions of
     /// dependencies, faults without a test
     Tidy,
@@ -55,7 +52,6 @@ fn main() -> ExitCode {
 fn run() -> Result<Vec<String>> {
     let root = root()?;
     match Arguments::parse().task {
-        Task::Licences => licences::check(&root),
         Task::Tidy => {
             Ok([tidy::check(&root)?, directions::check(&root)?, faults::check(&root)?].concat())
         }

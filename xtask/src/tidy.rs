@@ -3,14 +3,13 @@
 //! - A Rust file has at most [`MOST_LINES`] lines and begins with a `//!` essay.
 //! - No white space at line ends, no tabs outside of Makefiles, a newline at the end.
 //! - No work left undone: no `todo!`, no ignored tests, no markers for later.
-//! - The README names the two commands; relative links in documents lead somewhere.
+//! - The README names the two commands; documents hang together ([`crate::documents`]).
 //! - Lines of Rust and Markdown end at a width ([`crate::width`]).
 //! - Prose names its subjects ([`crate::prose`]).
 //! - Functions take no two bare `u64` beside each other ([`crate::units`]).
-//! - In the command line no room uses a command, and no command another ([`crate::rooms`]).
 
 use crate::units::Census;
-use crate::{prose, rooms, width};
+use crate::{documents, prose, width};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -40,12 +39,13 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
         let shown = path.strip_prefix(root).unwrap_or(&path);
         findings.extend(check_file(shown, &text));
         match shown.extension().and_then(|e| e.to_str()) {
-            Some("md") => findings.extend(dead_links(root, shown, &text)),
+            Some("md") => findings.extend(documents::dead_links(root, shown, &text)),
             Some("rs") => census.add(shown, &text),
             _ => {}
         }
     }
     findings.extend(census.findings());
+    findings.extend(documents::check(root)?);
     let readme = std::fs::read_to_string(root.join("README.md")).context("README.md")?;
     for command in ["make run", "make test"] {
         if !readme.contains(command) {
@@ -95,7 +95,6 @@ fn check_file(path: &Path, text: &str) -> Vec<String> {
     }
     findings.extend(long_lines(path, text));
     findings.extend(unclear_subjects(path, text));
-    findings.extend(upward_uses(path, text));
     let makefile = path.file_name().is_some_and(|n| n == "Makefile");
     for (number, line) in (1..).zip(text.lines()) {
         if line.ends_with([' ', '\t', '\r']) {
@@ -130,8 +129,8 @@ fn long_lines(path: &Path, text: &str) -> Vec<String> {
 
 fn unclear_subjects(path: &Path, text: &str) -> Vec<String> {
     let found = match path.extension().and_then(|e| e.to_str()) {
-        Some("rs") if prose::applies(path) => prose::in_rust(text),
-        Some("md") if prose::applies(path) => prose::in_markdown(text),
+        Some("rs") => prose::in_rust(text),
+        Some("md") => prose::in_markdown(text),
         _ => Vec::new(),
     };
     let shown = path.display();
@@ -139,36 +138,6 @@ fn unclear_subjects(path: &Path, text: &str) -> Vec<String> {
         format!("{shown}:{number}: {words:?}: name the subject (the caller, the waiter, …)")
     };
     found.into_iter().map(line).collect()
-}
-
-fn upward_uses(path: &Path, text: &str) -> Vec<String> {
-    let found = rooms::upward(path, text).into_iter();
-    let shown = path.display();
-    let line = |number| {
-        format!("{shown}:{number}: uses a command: what several need lies beside the commands")
-    };
-    found.map(line).collect()
-}
-
-/// Links of a document to files that do not exist.
-fn dead_links(root: &Path, document: &Path, text: &str) -> Vec<String> {
-    let folder = root.join(document).parent().map_or_else(|| root.to_owned(), Path::to_owned);
-    let mut findings = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        for rest in line.split("](").skip(1) {
-            let target = rest.split([')', '#', ' ']).next().unwrap_or_default();
-            if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
-                continue;
-            }
-            if !folder.join(target).exists() {
-                findings.push(format!(
-                    "{}:{number}: link to {target}, which does not exist",
-                    document.display()
-                ));
-            }
-        }
-    }
-    findings
 }
 
 #[cfg(test)]
@@ -197,20 +166,10 @@ mod tests {
         assert_eq!(found("a.rs", &wide), ["a.rs:1: 104 columns, of at most 100"]);
         assert_eq!(found("a.md", &wide), ["a.md:1: 104 columns, of at most 100"]);
         let unclear = format!("//! Given to {}ever comes.\n", "who");
-        assert_eq!(found("xtask/src/a.rs", &unclear).len(), 1);
-        assert!(found("crates/other/src/a.rs", &unclear).is_empty());
+        assert_eq!(found("a.rs", &unclear).len(), 1);
         for (first, second) in LEFTOVERS {
             let text = format!("//! Essay.\n// {first}{second}x\n");
             assert_eq!(found("a.rs", &text).len(), 1, "{first}{second}");
         }
-    }
-
-    #[test]
-    fn links_must_lead_somewhere() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let text = "[a](Cargo.toml) [b](https://example.org/x) [c](#part) \
-            [d](Cargo.toml#x)\n[e](no/such/file)\n";
-        let findings = dead_links(dir, Path::new("x.md"), text);
-        assert_eq!(findings, ["x.md:2: link to no/such/file, which does not exist"]);
     }
 }

@@ -1,10 +1,11 @@
 //! bonnie++: a large file, then many small ones, with less memory than both.
 //!
-//! The file is twice as large as what program and file system may use together, so each of them
-//! waits for memory. Its report is a line of values between commas, the rates first, then the
+//! The file is twice as large as the memory that program and file system share, so both have to
+//! wait for memory. The report is a line of values between commas: first the rates, then the
 //! longest calls.
 
 use crate::fsync::Said;
+use crate::units::Mib;
 use anyhow::{Context, Result, ensure};
 use std::borrow::Cow;
 use std::path::Path;
@@ -26,11 +27,11 @@ const FIELDS: [(&str, usize, usize); 7] = [
 pub(crate) fn bonnie(
     mut command: Command,
     root: &Path,
-    mib: u64,
+    mib: Mib,
 ) -> Result<Vec<(Cow<'static, str>, Said)>> {
     let out = command
         .args(["-q", "-f", "-u", "root", "-m", "larder", "-n", "32:8192:0:32"])
-        .args(["-r", &mib.to_string(), "-s", &format!("{}m", 2 * mib), "-d"])
+        .args(["-r", &mib.to_string(), "-s", &format!("{}m", mib.doubled()), "-d"])
         .arg(root)
         .output()
         .context("running bonnie++")?;
@@ -44,7 +45,7 @@ pub(crate) fn bonnie(
     said(&text).with_context(|| format!("bonnie++'s report: {text}"))
 }
 
-/// Its steps. One that was over too soon to be measured says nothing.
+/// Its steps. A step that was over too soon to be measured is left out.
 fn said(text: &str) -> Result<Vec<(Cow<'static, str>, Said)>> {
     let line =
         text.lines().rev().find(|l| l.split(',').count() >= 50).context("no line of values")?;

@@ -1,14 +1,14 @@
-//! In which state an image is given to a file system: where its pages lie, and which mkfs made it.
+//! The state of an image before it is mounted: where its pages lie, and which mkfs made it.
 //!
-//! Both change what is measured, for everybody. Pages of the image that the machine's page cache
-//! holds (*hot*) are read without the disk, and a write past the page cache first has to drop them;
-//! an image just copied or downloaded is hot, and one after a boot is *cold*. The two mkfs lay the
-//! first chunks out differently. Neither state is the true one, so each is a case of its own, given
-//! to all alike, and ratios are taken within a case only.
+//! Both change what is measured, on all sides. Pages of the image that the machine's page cache
+//! holds (*hot*) are read without the disk, and a write past the page cache first has to drop them.
+//! An image that was just copied or downloaded is hot; after a boot it is *cold*. The two mkfs lay
+//! out the first chunks differently. Neither state is the true one. So each is a case of its own,
+//! the same for all, and ratios are taken only within a case.
 //!
-//! [`Pages::arrange`] brings the state about before each mount, and asks the kernel whether it came
-//! about: a page that is in use stays when caches are dropped, and one that was read goes when
-//! memory is short.
+//! [`Pages::arrange`] brings the state about before each mount. Then it asks the kernel whether it
+//! has succeeded: a page that is in use stays when caches are dropped, and a page that was read
+//! goes when memory is short.
 
 use crate::interrupt;
 use crate::measure::drop_caches;
@@ -44,8 +44,7 @@ pub(crate) enum Mkfs {
     Larder,
 }
 
-/// The state of an image when it is given to a file system. The default is what a name without a
-/// case means.
+/// The state of an image before it is mounted. A name without a case means the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Case {
     pub(crate) pages: Pages,
@@ -75,7 +74,7 @@ impl fmt::Display for Case {
 
 impl Pages {
     /// Drops the machine's caches, then brings the pages of `image` to where they are wanted. A
-    /// file that has no other place than memory is left there.
+    /// file in a memory file system stays in memory.
     pub(crate) fn arrange(self, image: &Path) -> Result<()> {
         drop_caches()?;
         if is_in_memory(image)? {
@@ -86,7 +85,7 @@ impl Pages {
         }
         let (cached, size) = (cached_bytes(image)?, image.metadata()?.len());
         ensure!(
-            self.is_true_of(cached, size),
+            self.is_true_of(cached as f64 / size as f64),
             "{}: the page cache holds {} of {} MiB, which is not {self:?}; is it in use, or \
                 memory short?",
             image.display(),
@@ -95,11 +94,12 @@ impl Pages {
         );
         Ok(())
     }
-    /// Is it so, but for a sixty-fourth? Some pages are always on their way.
-    fn is_true_of(self, cached: u64, size: u64) -> bool {
+    /// Is it so where this share of the image is in the page cache? A sixty-fourth may be
+    /// elsewhere, since some pages are always on their way.
+    fn is_true_of(self, cached: f64) -> bool {
         match self {
-            Self::Cold => cached <= size / 64,
-            Self::Hot => cached >= size - size / 64,
+            Self::Cold => cached <= 1.0 / 64.0,
+            Self::Hot => cached >= 63.0 / 64.0,
         }
     }
 }
@@ -141,7 +141,7 @@ pub(crate) fn cached_bytes(path: &Path) -> Result<u64> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     };
-    // SAFETY: nobody has a pointer into the mapping.
+    // SAFETY: no pointer into the mapping is left.
     unsafe { libc::munmap(mapping, len) };
     asked.context("asking which pages of the image are in memory")?;
     let pages = present.iter().filter(|bits| **bits & 1 == 1).count();
@@ -162,8 +162,9 @@ mod tests {
 
     #[test]
     fn what_counts_as_cold_and_hot() {
-        assert!(Pages::Cold.is_true_of(1, 64) && !Pages::Cold.is_true_of(2, 64));
-        assert!(Pages::Hot.is_true_of(63, 64) && !Pages::Hot.is_true_of(62, 64));
+        let of = |pages: f64| pages / 64.0;
+        assert!(Pages::Cold.is_true_of(of(1.0)) && !Pages::Cold.is_true_of(of(2.0)));
+        assert!(Pages::Hot.is_true_of(of(63.0)) && !Pages::Hot.is_true_of(of(62.0)));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The processes that serve mounts for the benchmark: the `larder` command, and the ceiling.
 //!
-//! The ceiling is this program once more, around the in-memory server: it says `ready` on a line,
-//! answers each line on its input with its counters, unmounts and mounts again when told to (its
-//! files stay, the kernel's caches of them go), and goes when it is unmounted or its input ends.
-//! Larder is run as a user runs it: `larder mount`, `larder umount`; in the foreground only so that
-//! the process is a child, which can be watched and whose exit code counts.
+//! The ceiling is this program once more, around the in-memory server. It prints `ready` when its
+//! mount can be used, and answers each line on its input with its counters. When it is told to, it
+//! unmounts and mounts again: its files stay, the kernel's caches of them go. It ends when it is
+//! unmounted or its input ends.
+//!
+//! Larder is run as a user runs it, by `larder mount` and `larder umount`. It stays in the
+//! foreground, so that the process is a child that can be watched and whose exit code counts.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -50,7 +52,7 @@ impl Serve {
                     say(&counters.to_json().to_string());
                 }
             }
-            // Whoever started us is gone or does not need us any more.
+            // The benchmark is gone or does not need us any more.
             let _ = unmounter.detach();
         });
         loop {
@@ -210,8 +212,7 @@ impl Drop for Daemon {
         if let Kind::Ceiling { ask } = &mut self.kind {
             *ask = None;
         }
-        // Without users the detached mount is gone, and the daemon with it; one that hangs is
-        // ended.
+        // A detached mount without users is gone, and its daemon ends. One that hangs is killed.
         if !ends_within(&self.child, PATIENCE) {
             let _ = self.child.kill();
         }
@@ -228,7 +229,8 @@ fn ends_within(child: &Child, patience: Timespec) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)) == Ok(1)
 }
 
-/// Starts a daemon that the terminal's signals do not reach, and that ends when we are killed.
+/// Starts a daemon that the terminal's signals do not reach, and that ends if this process is
+/// killed.
 fn start(command: &mut Command) -> Result<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.process_group(0);

@@ -1,32 +1,26 @@
 //! A database: many clients, one table, more data than memory, and a transaction is over when it is
 //! durable.
 //!
-//! It is done in the manner of PostgreSQL. Pages have 8 KiB, and are read and written one by one
-//! through the page cache, as a backend does it. A transaction reads nine pages, writes four and
-//! calls `fsync`: one of `pgbench` changes a row in three tables and adds one to a fourth, and
-//! finds them by way of their indices; seven reads to three writes is what comes of it. Pages are
-//! at random places of one file, which all clients share as backends share a segment of a table, so
-//! that their calls of `fsync` meet in one inode; or of several files, as a table of many segments
-//! has them. A transaction writes one of these, and reads any. (On FUSE the kernel lets only one
-//! `fsync` or write of an inode through at a time, so the two differ.) Each file was preallocated
-//! and then written to its end before anything is measured, as a table is that has been in use:
-//! each write is one over old data, the case that copy-on-write likes least.
+//! It works as PostgreSQL does. A page has 8 KiB and is read or written alone, through the page
+//! cache. A transaction reads nine pages, writes four and calls `fsync`: about what a transaction
+//! of `pgbench` does, with the indices that lead it to its rows. The table is one file, in which
+//! all calls of `fsync` meet in one inode, or several, of which a transaction writes one. (On FUSE
+//! the kernel lets one write or `fsync` of an inode through at a time, so the two differ.) Before
+//! anything is measured each file is preallocated and written to its end. So each write goes over
+//! old data, the case that is worst for copy-on-write.
 //!
-//! fio is not used: with reads and writes mixed, its `--fsync=4` also calls `fsync` behind each
-//! read that follows a fourth write, up to the next write. Of five calls three or four were such,
-//! and a transaction nothing that one could count. Clients are threads of a process of its own.
-//! Processes would take much of the memory that this is about.
-//!
-//! That memory is less than the file, as with names and bonnie++: the clients and the daemon are in
-//! one group. The kernel's side has its page cache of the file in that group, too; pages of the
-//! image behind the loop device are the kernel's to account for, and it may take them from outside.
-//! Growth of the machine's page cache, which is in the report, has both.
+//! fio cannot do this: with reads and writes mixed, its `--fsync=4` also calls `fsync` after reads
+//! with nothing new to sync. Clients are threads of one process, since processes would take much of
+//! the memory that this is about. That memory is less than the table: clients and daemon are in one
+//! group, and so are the kernel's pages of the table, but not its pages of the image behind the
+//! loop device. The growth of the machine's page cache, which is in the report, includes both.
 //!
 //! It runs for a time, not for an amount. The result is the seconds that a thousand transactions
-//! took, so that a ratio means here what it means elsewhere.
+//! took, so that a ratio means the same as elsewhere.
 
 use crate::fsync::Said;
 use crate::interrupt;
+use crate::units::Mib;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -38,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Numbers of clients, where nobody says another.
+/// Numbers of clients by default.
 pub(crate) const CLIENTS: [u64; 3] = [1, 16, 64];
 const PAGE: usize = 8 << 10;
 /// Of a transaction.
@@ -65,7 +59,7 @@ pub(crate) struct Shape {
     pub(crate) files: u64,
 }
 
-/// What was done, as one process tells the other.
+/// What was done, as the process reports it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Done {
     seconds: f64,
@@ -95,16 +89,16 @@ fn segment(root: &Path, n: u64) -> PathBuf {
 }
 
 /// Makes the table: preallocated, then written with `block` again and again.
-pub(crate) fn fill(root: &Path, mib: u64, files: u64, block: &[u8]) -> Result<()> {
+pub(crate) fn fill(root: &Path, size: Mib, files: u64, block: &[u8]) -> Result<()> {
     for n in 0..files {
-        fill_segment(&segment(root, n), (mib << 20) / files, block)?;
+        fill_segment(&segment(root, n), size.bytes() / files, block)?;
     }
     Ok(())
 }
 
 fn fill_segment(path: &Path, bytes: u64, block: &[u8]) -> Result<()> {
     let mut file = File::create(path)?;
-    // Where it cannot be done (the ceiling keeps no data), being written is all there is.
+    // The ceiling cannot do it: it keeps no data.
     match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
         Err(e) => return Err(e).context("preallocating the table"),
@@ -124,9 +118,9 @@ pub(crate) fn database(
     mut command: Command,
     root: &Path,
     shape: Shape,
-    seconds: u64,
+    time: Duration,
 ) -> Result<Said> {
-    let numbers = [shape.clients, shape.files, seconds].map(|n| n.to_string());
+    let numbers = [shape.clients, shape.files, time.as_secs()].map(|n| n.to_string());
     command.arg("database").arg(root);
     for (option, number) in ["--clients", "--files", "--seconds"].into_iter().zip(numbers) {
         command.args([option, &number]);
@@ -153,7 +147,7 @@ fn work(root: &Path, shape: Shape, time: Duration) -> Result<Done> {
     let mut calls = std::thread::scope(|threads| {
         let working: Vec<_> = (0..shape.clients)
             .map(|n| {
-                let client = Client { table: &table, pages, seed: seed(n) };
+                let client = Client { table: &table, pages, random: fastrand::Rng::with_seed(n) };
                 threads.spawn(move || client.run(start, time))
             })
             .collect();
@@ -169,17 +163,13 @@ fn work(root: &Path, shape: Shape, time: Duration) -> Result<Done> {
     Ok(Done { seconds, transactions: calls.len() as u64, p99_ms: p99.as_secs_f64() * 1e3 })
 }
 
-/// Not 0, and another for each client; the same in each run.
-fn seed(client: u64) -> u64 {
-    (client + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
 /// One client, and the state of its random numbers.
 struct Client<'a> {
     table: &'a [File],
     /// Of each file.
     pages: u64,
-    seed: u64,
+    /// Another for each client, and the same in each run.
+    random: fastrand::Rng,
 }
 
 impl<'a> Client<'a> {
@@ -205,22 +195,13 @@ impl<'a> Client<'a> {
         Ok(calls)
     }
 
-    fn random(&mut self) -> u64 {
-        self.seed ^= self.seed << 13;
-        self.seed ^= self.seed >> 7;
-        self.seed ^= self.seed << 17;
-        self.seed
-    }
-
     fn file(&mut self) -> &'a File {
-        // Of a table in one file, the numbers are all for its pages.
-        let n = if self.table.len() == 1 { 0 } else { self.random() % self.table.len() as u64 };
-        &self.table[n as usize]
+        &self.table[self.random.usize(..self.table.len())]
     }
 
     /// The offset of a page.
     fn place(&mut self) -> u64 {
-        self.random() % self.pages * PAGE as u64
+        self.random.u64(..self.pages) * PAGE as u64
     }
 }
 
@@ -233,7 +214,7 @@ mod tests {
         for files in [1, 2] {
             let dir = tempfile::tempdir().unwrap();
             let length = || std::fs::metadata(segment(dir.path(), files - 1)).unwrap().len();
-            fill(dir.path(), 2, files, &[7; 3 << 19]).unwrap();
+            fill(dir.path(), Mib(2), files, &[7; 3 << 19]).unwrap();
             let filled = std::fs::read(segment(dir.path(), 0)).unwrap();
             assert!(filled.iter().all(|b| *b == 7));
             assert_eq!(length(), (2 << 20) / files);

@@ -1,12 +1,12 @@
 //! The engine alone: the calls that the mount makes for a workload, without a mount.
 //!
-//! Made for profilers. Under `valgrind --tool=callgrind` the number of instructions of a run is the
-//! same every time, whatever else the machine does, which no time on a shared machine is; `perf`
-//! finds no FUSE in between. The image is one that mkfs has made; it is not checked and what it
-//! holds afterwards is of no use.
+//! It is made for profilers. Under `valgrind --tool=callgrind` a run has the same number of
+//! instructions each time, whatever else the machine does. `perf` finds no FUSE in between. The
+//! image is one that mkfs has made. It is not checked, and is of no use afterwards.
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use fastrand::Rng;
 use larder_fs::older::Reclaim;
 use larder_fs::{
     FileKind, Filesystem, InodeId, NewInode, OpenOptions, SetAttr, SetTime, Timestamp, Tuning,
@@ -38,10 +38,10 @@ pub(crate) struct Engine {
     /// MiB that the engine may use.
     #[arg(long, default_value_t = 256)]
     cache_mib: u64,
-    /// Where space is short, write whole files rather than as much as is needed.
+    /// Where space is short, write back whole files instead of as much as is needed.
     #[arg(long)]
     whole_inodes: bool,
-    /// With each file that is unpacked a block of another, large one is written, at random places.
+    /// With each file that is unpacked, also write a block of a large file, at a random place.
     #[arg(long)]
     beside: bool,
 }
@@ -92,24 +92,13 @@ fn make(fs: &Filesystem, dir: InodeId, name: &str, kind: FileKind) -> Result<Ino
     Ok(id)
 }
 
-/// Numbers that look random and are the same in each run.
-fn numbers() -> impl Iterator<Item = u64> {
-    let mut seed = 0x2545_f491_4f6c_dd1du64;
-    std::iter::repeat_with(move || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed >> 8
-    })
-}
-
 /// Blocks of the large file that is written beside.
 const LARGE_BLOCKS: u64 = 16 << 10;
 
 fn unpack(fs: &Filesystem, files: u64, beside: bool) -> Result<()> {
     let data = vec![0x5au8; TAR_PIECE];
-    let mut random = numbers();
-    let mut places = numbers().skip(1000);
+    // The same in each run.
+    let (mut sizes, mut places) = (Rng::with_seed(0), Rng::with_seed(1));
     let large = beside.then(|| make(fs, fs.root(), "large", FileKind::Regular)).transpose()?;
     let mut dir = fs.root();
     for n in 0..files {
@@ -117,13 +106,15 @@ fn unpack(fs: &Filesystem, files: u64, beside: bool) -> Result<()> {
             dir = make(fs, fs.root(), &format!("directory-{n}"), FileKind::Directory)?;
         }
         if let Some(large) = large {
-            let block = places.next().unwrap_or_default() % LARGE_BLOCKS;
+            let block = places.u64(..LARGE_BLOCKS);
             fs.write(large, block * BLOCK as u64, &data[..BLOCK])?;
         }
         let id = make(fs, dir, &format!("source_file_{n}.c"), FileKind::Regular)?;
         // Most are small, some are not: 15 KiB in the mean.
-        let r = random.next().unwrap_or_default();
-        let size = if r.is_multiple_of(10) { 1000 + r % 120_000 } else { 500 + r % 17_000 };
+        let size = match sizes.u8(..10) {
+            0 => sizes.u64(1000..121_000),
+            _ => sizes.u64(500..17_500),
+        };
         let mut at = 0;
         while at < size {
             // A write that begins within a page is cut at the page's end.
@@ -147,9 +138,7 @@ fn unpack(fs: &Filesystem, files: u64, beside: bool) -> Result<()> {
 
 fn random(fs: &Filesystem, blocks: u64) -> Result<()> {
     let mut order: Vec<u64> = (0..blocks).collect();
-    for (i, r) in (1..order.len()).rev().zip(numbers()) {
-        order.swap(i, (r % (i as u64 + 1)) as usize);
-    }
+    Rng::with_seed(0).shuffle(&mut order);
     let id = make(fs, fs.root(), "random", FileKind::Regular)?;
     let data = vec![0x5au8; BLOCK];
     for n in order {

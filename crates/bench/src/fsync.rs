@@ -1,14 +1,15 @@
-//! Workloads that `fsync` decides, run by the programs that everybody uses for them.
+//! Workloads in which `fsync` takes most of the time, run by the programs that are usual for them.
 //!
 //! `fio` writes files in sequence, 64 KiB at a time with an `fsync` after each, from 1 to 1024
-//! processes; `dbench` replays the calls of a file server's clients. What they say about themselves
-//! is their result, not the time of the process: starting a thousand processes takes as long as
-//! their work. To fio's time the unmount is added.
+//! processes. `dbench` replays the calls of a file server's clients. The result is what they
+//! report, not the time of the process: starting a thousand processes takes as long as their work.
+//! The unmount is added to fio's time.
 //!
-//! The *floor* under a result is what the device alone takes: as many bytes as Larder has written,
-//! in as many pieces as it has made durable, each with a flush behind it, by one loop over the same
-//! file.
+//! The *floor* under a result is what the device alone takes. One loop over the same file writes as
+//! many bytes as Larder has written, in as many pieces as Larder has made flushes, with a flush
+//! after each piece.
 
+use crate::units::Mib;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,7 +17,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Numbers of fio's processes, and what the steps are called.
 pub(crate) const JOBS: [(u64, &str); 11] = [
@@ -36,20 +37,20 @@ pub(crate) const JOBS: [(u64, &str); 11] = [
 pub(crate) const DBENCH: &str = "dbench";
 const PIECE_KIB: u64 = 64;
 
-/// What a program says that it did.
+/// What a program reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Said {
     /// Seconds that the work took; for dbench, that a GiB took, for the database a thousand
     /// transactions.
     pub(crate) seconds: f64,
-    /// How often it called `fsync`, where it says so.
+    /// How often it called `fsync`, if it reports that.
     pub(crate) fsyncs: u64,
     /// How long one call took, in milliseconds: the 99th percentile of fio's and the database's
     /// fsyncs, 99.9th of those that make names, the longest of any of dbench's and bonnie++'s.
     pub(crate) latency_ms: f64,
 }
 
-/// What an fsync step has beside its time.
+/// What is measured of an fsync step beside its time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Extra {
     pub(crate) fsyncs: u64,
@@ -58,14 +59,14 @@ pub(crate) struct Extra {
     pub(crate) floor_seconds: Option<f64>,
 }
 
-/// How much each of `jobs` processes writes of `mib` MiB in all: at least 16 pieces.
-fn kib_per_job(mib: u64, jobs: u64) -> u64 {
-    (mib * 1024 / jobs / PIECE_KIB).max(16) * PIECE_KIB
+/// How much each of `jobs` processes writes of all: at least 16 pieces.
+fn kib_per_job(all: Mib, jobs: u64) -> u64 {
+    (all.0 * 1024 / jobs / PIECE_KIB).max(16) * PIECE_KIB
 }
 
 /// Runs fio, which `command` starts.
-pub(crate) fn fio(mut command: Command, root: &Path, jobs: u64, mib: u64) -> Result<Said> {
-    let per_job = kib_per_job(mib, jobs);
+pub(crate) fn fio(mut command: Command, root: &Path, jobs: u64, all: Mib) -> Result<Said> {
+    let per_job = kib_per_job(all, jobs);
     let out = command
         .args(["--name=fsync", "--rw=write", "--bs=64k", "--fsync=1", "--fallocate=none"])
         .args(["--group_reporting", "--output-format=json"])
@@ -88,7 +89,7 @@ fn fio_said(report: &Value, bytes: u64) -> Result<Said> {
     let rate = write["bw_bytes"].as_f64().filter(|rate| *rate > 0.0).context("no rate")?;
     let sync = &job["sync"];
     let p99 = sync["lat_ns"]["percentile"]["99.000000"].as_f64().context("no latency")?;
-    // None behind a file's last piece.
+    // There is none after a file's last piece.
     let fsyncs = sync["total_ios"].as_u64().context("no count of fsyncs")?;
     Ok(Said { seconds: bytes as f64 / rate, fsyncs, latency_ms: p99 / 1e6 })
 }
@@ -98,7 +99,7 @@ pub(crate) fn dbench(
     mut command: Command,
     root: &Path,
     clients: u64,
-    seconds: u64,
+    time: Duration,
 ) -> Result<Said> {
     let script =
         ["/usr/share/dbench/client.txt", "/usr/share/client.txt", "/usr/local/share/client.txt"]
@@ -106,7 +107,7 @@ pub(crate) fn dbench(
             .find(|path| Path::new(path).exists())
             .context("dbench's client.txt is nowhere")?;
     let out = command
-        .args(["-c", script, "-t", &seconds.to_string(), "-D"])
+        .args(["-c", script, "-t", &time.as_secs().to_string(), "-D"])
         .arg(root)
         .arg(clients.to_string())
         .output()
@@ -142,8 +143,8 @@ pub(crate) fn engine(stats: Option<&Value>, path: &[&str]) -> Option<f64> {
     path.iter().try_fold(&stats?["engine"], |at, name| at.get(name))?.as_f64()
 }
 
-/// The floor under a step with these statistics: seconds of a bare loop over `file`, whose content
-/// is lost.
+/// The floor under a step with these statistics: the seconds of a bare loop over `file`. The
+/// content of `file` is lost.
 pub(crate) fn floor(file: &Path, stats: &Value) -> Result<f64> {
     let number = |name: &str| {
         engine(Some(stats), &[name]).with_context(|| format!("the daemon does not say {name}"))
@@ -173,9 +174,9 @@ mod tests {
 
     #[test]
     fn sizes_scale_down_to_sixteen_pieces() {
-        assert_eq!(kib_per_job(192, 1), 192 << 10);
-        assert_eq!(kib_per_job(192, 128), 1536);
-        assert_eq!(kib_per_job(192, 1024), 1024);
+        assert_eq!(kib_per_job(Mib(192), 1), 192 << 10);
+        assert_eq!(kib_per_job(Mib(192), 128), 1536);
+        assert_eq!(kib_per_job(Mib(192), 1024), 1024);
     }
 
     #[test]

@@ -1,9 +1,8 @@
-//! Ctrl-C as an ordinary error, so that everything that was mounted, attached or started is taken
-//! away by the same destructors as after any other failure.
+//! Ctrl-C as an ordinary error: mounts, loop devices and daemons are taken away by the same
+//! destructors as after any other failure.
 //!
-//! Daemons are started in a process group of their own and so do not see the terminal's signal:
-//! they must outlive the steps that use them. Everything else that runs as a child ends by the
-//! signal itself.
+//! Daemons must outlive the steps that use them. So they are started in a process group of their
+//! own, which the terminal's signal does not reach. Other child processes end by the signal itself.
 
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -12,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 static RAISED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on the signals only leave a mark.
+/// From now on the signals only set a flag.
 pub(crate) fn install() -> Result<()> {
     let flag = RAISED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -21,7 +20,7 @@ pub(crate) fn install() -> Result<()> {
     Ok(())
 }
 
-/// Fails once a signal has come. Every loop that runs for longer than a moment asks.
+/// Fails once a signal has come. Every loop that takes longer than a moment calls it.
 pub(crate) fn check() -> Result<()> {
     if RAISED.get().is_some_and(|flag| flag.load(Ordering::Relaxed)) {
         bail!("interrupted");

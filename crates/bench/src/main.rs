@@ -1,11 +1,16 @@
 //! `larder-bench`: the same workloads on the kernel's btrfs and on Larder, in one run, in turn.
 //!
-//! What makes the comparison fair is spread over the modules: [`target`] gives both sides the same
-//! file, full of zeros, with a file system of the same shape on it; [`workload`] times through the
-//! unmount, starts every cold step cold and looks whether what was written is there; [`case`] says
-//! in which state the image is, alike for all; [`measure`] counts the whole machine's CPU and
-//! everybody's memory; [`ratio`] compares round by round and gives the kernel against itself as the
-//! noise. Beside it all stands the ceiling: an in-memory server over the same transport
+//! Several modules together make the comparison fair:
+//!
+//! - [`target`] gives both sides the same file, full of zeros, with a file system of the same
+//!   shape.
+//! - [`case`] brings the image into the same state for both.
+//! - [`workload`] times through the unmount, starts every cold step cold, and looks whether what
+//!   was written is there.
+//! - [`measure`] counts the CPU time of the whole machine, and the memory of each side.
+//! - [`ratio`] compares round by round. The kernel against itself is the noise.
+//!
+//! Beside both stands the ceiling: a server that keeps nothing, over the same transport
 //! ([`daemon`]).
 
 mod bonnie;
@@ -24,6 +29,7 @@ mod report;
 mod sharing;
 mod source;
 mod target;
+mod units;
 mod workload;
 
 use anyhow::{Context, Result, bail};
@@ -32,7 +38,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::path::PathBuf;
 use target::Target;
+use units::Mib;
 use workload::Workload;
+
+/// The report that `make bench` writes.
+const REPORT: &str = "docs/BENCHMARKS.md";
 
 #[derive(Parser)]
 #[command(about, args_conflicts_with_subcommands = true)]
@@ -54,12 +64,15 @@ enum Role {
     /// Works on a table as a database's clients do; used by the benchmark itself.
     #[command(hide = true)]
     Database(database::Database),
-    /// Draws the plots of a report anew, beside its data.
+    /// Draws the plots of a report anew, from what a run wrote with `--json`.
     Plots {
-        /// What a run left beside its report: `docs/benchmarks.json`
-        data: Vec<PathBuf>,
+        /// That file.
+        data: PathBuf,
+        /// The report, beside which the plots lie.
+        #[arg(long, default_value = REPORT)]
+        out: PathBuf,
     },
-    /// Does a workload's calls on the engine, without a mount: for profilers.
+    /// Makes a workload's calls on the engine, without a mount: for profilers.
     Engine(engine::Engine),
 }
 
@@ -97,14 +110,14 @@ pub(crate) struct Run {
     pub(crate) tar: Option<PathBuf>,
     /// MiB of the image (default: 4096, or half of what the disk has free).
     #[arg(long)]
-    pub(crate) image_mib: Option<u64>,
+    pub(crate) image_mib: Option<Mib>,
     /// MiB of the file that is written and read in sequence (default: 1024, or a quarter of the
     /// image).
     #[arg(long)]
-    pub(crate) stream_mib: Option<u64>,
-    /// MiB that fio's processes write together; each writes 1 MiB at least.
-    #[arg(long, default_value_t = 512)]
-    pub(crate) fsync_mib: u64,
+    pub(crate) stream_mib: Option<Mib>,
+    /// MiB that fio's processes write together; each of them writes at least 1 MiB.
+    #[arg(long, default_value_t = Mib(512))]
+    pub(crate) fsync_mib: Mib,
     /// Numbers of fio's processes: powers of two up to 1024.
     #[arg(long, value_delimiter = ',', default_values_t = fsync::JOBS.map(|(n, _)| n))]
     pub(crate) jobs: Vec<u64>,
@@ -114,21 +127,21 @@ pub(crate) struct Run {
     /// Seconds that dbench runs.
     #[arg(long, default_value_t = 30)]
     pub(crate) dbench_seconds: u64,
-    /// MiB that programs and file system have together in the workloads with little memory.
-    #[arg(long, default_value_t = 256)]
-    pub(crate) limit_mib: u64,
+    /// MiB that programs and the file system share in the workloads with little memory.
+    #[arg(long, default_value_t = Mib(256))]
+    pub(crate) limit_mib: Mib,
     /// Seconds that names are made beside writers.
     #[arg(long, default_value_t = 15)]
     pub(crate) names_seconds: u64,
-    /// MiB of those writers' files together.
-    #[arg(long, default_value_t = 512)]
-    pub(crate) names_mib: u64,
-    /// Files of the subvolume that snapshots are made of.
+    /// MiB of the files of those writers together.
+    #[arg(long, default_value_t = Mib(512))]
+    pub(crate) names_mib: Mib,
+    /// Files in the subvolume of which snapshots are made.
     #[arg(long, default_value_t = 100_000)]
     pub(crate) files: u64,
     /// MiB of the database.
-    #[arg(long, default_value_t = 2048)]
-    pub(crate) database_mib: u64,
+    #[arg(long, default_value_t = Mib(2048))]
+    pub(crate) database_mib: Mib,
     /// Numbers of the database's clients.
     #[arg(long, value_delimiter = ',', default_values_t = database::CLIENTS)]
     pub(crate) database_clients: Vec<u64>,
@@ -138,10 +151,10 @@ pub(crate) struct Run {
     /// Seconds that the database's clients work.
     #[arg(long, default_value_t = 20)]
     pub(crate) database_seconds: u64,
-    /// Where the image's pages lie when it is mounted; with both, everything is done in both cases.
+    /// Where the image's pages lie when it is mounted. With both, everything is done in both cases.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Pages::Cold])]
     pub(crate) pages: Vec<Pages>,
-    /// Who formats the image; with both, everything is done in both cases.
+    /// Which mkfs formats the image. With both, everything is done in both cases.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Mkfs::Linux])]
     pub(crate) mkfs: Vec<Mkfs>,
     /// Profile of the metadata.
@@ -159,18 +172,25 @@ pub(crate) struct Run {
     /// Workloads (by default those that need no other program: tree, stream and random).
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) workloads: Vec<Workload>,
-    /// Who takes part (by default everybody but those with slow flushes or old behaviour).
+    /// What is measured (default: all but those with slow flushes or old behaviour).
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) targets: Vec<Target>,
     /// The `larder` command (default: the one beside this program).
     #[arg(long)]
     #[serde(skip)]
     pub(crate) larder: Option<PathBuf>,
-    /// Where the report goes: between its marks where the file has them. Plots and JSON lie beside
-    /// it.
-    #[arg(long, default_value = "docs/BENCHMARKS.md")]
+    /// Where the report goes: between its marks where the file has them. Its plots lie beside it.
+    #[arg(long, default_value = REPORT)]
     #[serde(skip)]
     pub(crate) out: PathBuf,
+    /// The report also has the tables of what each file system took, step by step.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) tables: bool,
+    /// Where every single measurement goes, as JSON (default: nowhere).
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) json: Option<PathBuf>,
 }
 
 fn main() -> Result<()> {
@@ -180,7 +200,7 @@ fn main() -> Result<()> {
         Some(Role::Names(names)) => names.run(),
         Some(Role::Database(database)) => database.run(),
         Some(Role::Engine(engine)) => engine.run(),
-        Some(Role::Plots { data }) => data.iter().try_for_each(|data| report::redraw(data)),
+        Some(Role::Plots { data, out }) => report::redraw(&data, &out),
         None => run(cli.run),
     }
 }
@@ -205,18 +225,18 @@ fn settle(mut run: Run) -> Result<Run> {
     if run.image_mib.is_none() {
         let disk = rustix::fs::statvfs(&run.dir).with_context(|| run.dir.display().to_string())?;
         let free_mib = disk.f_bavail.saturating_mul(disk.f_frsize) >> 20;
-        run.image_mib = Some(4096.min(free_mib / 2));
+        run.image_mib = Some(Mib(4096).min(Mib(free_mib / 2)));
     }
     // Copy-on-write needs room beside what is there.
-    if run.workloads.contains(&Workload::Database) && run.database_mib * 2 > run.image_mib() {
+    if run.workloads.contains(&Workload::Database) && run.database_mib.doubled() > run.image_mib() {
         bail!(
             "--database-mib {0}: the image needs twice as much; --image-mib {1}, or a smaller \
                 database",
             run.database_mib,
-            run.database_mib * 2
+            run.database_mib.doubled()
         );
     }
-    run.stream_mib = run.stream_mib.or(Some(1024.min(run.image_mib() / 4)));
+    run.stream_mib = run.stream_mib.or(Some(Mib(1024).min(run.image_mib() / 4)));
     let needs_larder =
         run.targets.iter().any(|t| t.is_larder()) || run.mkfs.contains(&Mkfs::Larder);
     if run.larder.is_none() && needs_larder {
@@ -233,8 +253,8 @@ fn settle(mut run: Run) -> Result<Run> {
 }
 
 impl Run {
-    pub(crate) fn image_mib(&self) -> u64 {
-        self.image_mib.unwrap_or_default()
+    pub(crate) fn image_mib(&self) -> Mib {
+        self.image_mib.unwrap_or(Mib(0))
     }
     /// Each number of clients with each number of files; more files than clients tell nothing new.
     pub(crate) fn database_shapes(&self) -> Vec<database::Shape> {
@@ -246,8 +266,8 @@ impl Run {
         };
         self.database_clients.iter().copied().flat_map(of).collect()
     }
-    pub(crate) fn stream_mib(&self) -> u64 {
-        self.stream_mib.unwrap_or_default()
+    pub(crate) fn stream_mib(&self) -> Mib {
+        self.stream_mib.unwrap_or(Mib(0))
     }
 }
 
@@ -256,8 +276,8 @@ fn run(run: Run) -> Result<()> {
         bail!("the kernel's btrfs needs root to be mounted, and caches need root to be dropped");
     }
     let run = settle(run)?;
-    // Mounts live in a namespace of their own: nobody can copy them into another one and so keep
-    // them busy beyond the unmount that is timed, and whatever ends this process ends them.
+    // Mounts live in a namespace of their own. So no copy of a mount keeps it busy beyond the
+    // unmount that is timed, and the mounts end with this process, however that ends.
     larder_simtest::oracle::enter_private_namespace().context("making a mount namespace")?;
     interrupt::install()?;
     let needs_archive = run.workloads.iter().any(|w| w.needs_archive());

@@ -20,8 +20,8 @@ pub(crate) struct Machine {
     pub(crate) disk: String,
     /// Milliseconds of a 4 KiB write and fdatasync on the image's disk: quartiles.
     pub(crate) flush_ms: [f64; 3],
-    /// Share of the time in which somebody waited for a CPU before anything was started: others'
-    /// work, which makes the figures worse.
+    /// Share of the time in which a thread waited for a CPU before the benchmark began. It tells of
+    /// other work on the machine, which makes the figures worse.
     pub(crate) waited_before: Option<f64>,
     /// FUSE over io_uring is on.
     pub(crate) uring: bool,
@@ -43,7 +43,7 @@ impl Machine {
             uring: has_uring(),
         })
     }
-    /// Looks again at what the rounds may have changed: Larder turns FUSE over io_uring on.
+    /// Reads again what the rounds may have changed: Larder turns FUSE over io_uring on.
     pub(crate) fn look_again(&mut self) {
         self.uring = has_uring();
     }
@@ -53,8 +53,8 @@ fn has_uring() -> bool {
     fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|v| v.trim() == "Y")
 }
 
-/// Share of the last ten seconds in which somebody waited for a CPU, as the kernel has counted it;
-/// `None` where it does not.
+/// Share of the last ten seconds in which a thread waited for a CPU; `None` where the kernel does
+/// not count that.
 fn waits_for_cpu() -> Option<f64> {
     let pressure = fs::read_to_string("/proc/pressure/cpu").ok()?;
     let some = pressure.lines().find_map(|line| line.strip_prefix("some avg10="))?;
@@ -63,18 +63,10 @@ fn waits_for_cpu() -> Option<f64> {
 
 fn kind_of_disk(dir: &Path) -> Result<String> {
     let dir = fs::canonicalize(dir)?;
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
-    Ok(mount_kind(&table, &dir).unwrap_or("unknown").to_owned())
-}
-
-/// File system type of the innermost mount around `dir`.
-fn mount_kind<'t>(table: &'t str, dir: &Path) -> Option<&'t str> {
-    let around = table.lines().filter_map(|line| {
-        let point = line.split_ascii_whitespace().nth(4)?;
-        let kind = line.split_once(" - ")?.1.split_ascii_whitespace().next()?;
-        dir.starts_with(point).then_some((point.len(), kind))
-    });
-    around.max_by_key(|(len, _)| *len).map(|(_, kind)| kind)
+    let mounts = larder_proc::mounts()?;
+    let around = mounts.iter().filter(|mount| dir.starts_with(&mount.point));
+    let innermost = around.max_by_key(|mount| mount.point.components().count());
+    Ok(innermost.map_or("unknown".into(), |mount| mount.kind.to_string_lossy().into_owned()))
 }
 
 fn flush_cost(dir: &Path) -> Result<[f64; 3]> {
@@ -121,7 +113,7 @@ fn sum_fields(text: &str, wanted: &[&str]) -> u64 {
 #[derive(Clone, Copy, Debug)]
 struct CpuTime {
     busy: f64,
-    /// Somebody wanted to run, and the hypervisor had the CPU elsewhere.
+    /// A thread could have run, but the hypervisor used the CPU elsewhere.
     stolen: f64,
 }
 
@@ -147,7 +139,7 @@ impl CpuTime {
 /// Clock ticks per second in `/proc`, on every architecture that Linux runs on today.
 const TICKS: f64 = 100.0;
 
-/// Whom to watch.
+/// What to watch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Watched {
     /// A process: its anonymous memory, its CPU time.
@@ -160,8 +152,10 @@ impl Watched {
     /// KiB now.
     fn memory(self) -> u64 {
         match self {
-            Self::Process(pid) => fs::read_to_string(format!("/proc/{pid}/status"))
-                .map_or(0, |text| sum_fields(&text, &["RssAnon"])),
+            Self::Process(pid) => {
+                let status = larder_proc::Status::of(pid).ok();
+                status.and_then(|status| status.bytes("RssAnon")).unwrap_or(0) >> 10
+            }
             Self::Kernel => meminfo(&["Slab", "Dirty", "Writeback"]).unwrap_or(0),
         }
     }
@@ -195,7 +189,7 @@ impl PageCache {
     }
 }
 
-/// A running measurement. Daemons end within it, so what they used is what was seen of them last.
+/// A running measurement. A daemon may end within it: then the last sample says what it used.
 #[derive(Debug)]
 pub(crate) struct Watch {
     watched: Watched,
@@ -239,8 +233,8 @@ pub(crate) struct Cost {
 }
 
 impl Watch {
-    /// Growth of the page cache is counted from `page_cache_before`, which is from before the
-    /// mount: that reads, too.
+    /// Growth of the page cache is counted from `page_cache_before`, which was taken before the
+    /// mount, because mounting reads, too.
     pub(crate) fn start(watched: Watched, page_cache_before: PageCache) -> Result<Self> {
         const INTERVAL: Duration = Duration::from_millis(50);
         let base = if matches!(watched, Watched::Kernel) { watched.memory() } else { 0 };
@@ -347,9 +341,7 @@ mod tests {
 
     #[test]
     fn the_innermost_mount_counts() {
-        let table =
-            "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /tmp rw shared:1 - tmpfs tmpfs rw\n";
-        assert_eq!(mount_kind(table, Path::new("/tmp/x")), Some("tmpfs"));
-        assert_eq!(mount_kind(table, Path::new("/var/tmp")), Some("ext4"));
+        assert_eq!(kind_of_disk(Path::new("/proc/self")).unwrap(), "proc");
+        assert_ne!(kind_of_disk(Path::new("/")).unwrap(), "proc");
     }
 }

@@ -1,10 +1,11 @@
 //! How long it takes to make names while others make large files durable.
 //!
-//! Sixteen threads write a mebibyte each to files of their own and call `fsync`, over and over; one
-//! creates files in a directory and gives each another name. What holds a lock of the directory's
-//! tree while it waits for memory or a device, on behalf of an `fsync`, shows in the longest of
-//! those calls. It runs in a process of its own, which can be given little memory.
+//! Sixteen threads write to files of their own, a MiB at a time with an `fsync` after each. One
+//! thread creates files in a directory and renames each. If an `fsync` waits for memory or a device
+//! with the lock of the directory's tree held, the longest of these calls shows it. All this runs
+//! in a process of its own, which can be given little memory.
 
+use crate::units::Mib;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -27,12 +28,12 @@ pub(crate) struct Names {
     /// For so long.
     #[arg(long)]
     seconds: u64,
-    /// MiB of the writers' files together, which they write again and again.
+    /// MiB of the writers' files together. They are written again and again.
     #[arg(long)]
-    mib: u64,
+    mib: Mib,
 }
 
-/// What was done, as one process tells the other.
+/// What was done, as the process reports it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub(crate) seconds: f64,
@@ -52,16 +53,17 @@ impl Names {
 }
 
 /// Runs it as a process that `command`, this program, starts.
-pub(crate) fn names(mut command: Command, root: &Path, seconds: u64, mib: u64) -> Result<Done> {
-    let args = ["names", "--seconds", &seconds.to_string(), "--mib", &mib.to_string()];
+pub(crate) fn names(mut command: Command, root: &Path, time: Duration, mib: Mib) -> Result<Done> {
+    let seconds = time.as_secs().to_string();
+    let args = ["names", "--seconds", &seconds, "--mib", &mib.to_string()];
     let out = command.args(args).arg(root).output()?;
     ensure!(out.status.success(), "making names: {}", String::from_utf8_lossy(&out.stderr).trim());
     serde_json::from_slice(&out.stdout).context("what it says")
 }
 
-fn make(root: &Path, time: Duration, mib: u64) -> Result<Done> {
+fn make(root: &Path, time: Duration, mib: Mib) -> Result<Done> {
     let dir = root.join("names");
-    let pieces = (mib / WRITERS).max(1);
+    let pieces = (mib.0 / WRITERS).max(1);
     fs::create_dir(&dir)?;
     let (stop, fsyncs) = (AtomicBool::new(false), AtomicU64::new(0));
     let start = Instant::now();
@@ -127,7 +129,7 @@ mod tests {
     #[test]
     fn all_that_was_made_is_there() {
         let dir = tempfile::tempdir().unwrap();
-        let done = make(dir.path(), Duration::ZERO, 16).unwrap();
+        let done = make(dir.path(), Duration::ZERO, Mib(16)).unwrap();
         assert_eq!(done.files, 1);
         assert!(dir.path().join("names/b0").exists() && !dir.path().join("names/a0").exists());
         assert!(done.p999_ms > 0.0 && done.seconds > 0.0);

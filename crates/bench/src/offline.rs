@@ -1,16 +1,17 @@
-//! Commands on an image that nobody has mounted, beside the rate of the disk under it.
+//! Commands on an image that is not mounted, beside the rate of the disk under it.
 //!
-//! The image holds one large file, written by the kernel for everybody. Larder checks it with all
-//! data, prints the file, and restores it without writing it anywhere; the kernel's side is `btrfs
-//! check` with all data, and the file read through a mount. The target that is the ceiling
-//! elsewhere is the machine itself here: `dd` reads as many bytes of the image past the page cache.
-//! Output goes nowhere, so reading is all that takes time.
+//! The image holds one large file, which the kernel has written. Larder checks it with all data,
+//! prints the file, and restores it without writing it anywhere. The kernel's side is `btrfs check`
+//! with all data, and the file read through a mount. Here the ceiling is the machine itself: `dd`
+//! reads as many bytes of the image past the page cache. Output goes nowhere, so only reading takes
+//! time.
 //!
-//! How much of the image such a command leaves in the page cache is a result, too: memory that
-//! others lose.
+//! How much of the image a command leaves in the page cache is a result, too: other programs lose
+//! that memory.
 
 use crate::interrupt;
 use crate::target::Target;
+use crate::units::Mib;
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
 use std::io::Read;
@@ -24,12 +25,12 @@ pub(crate) const CAT: &str = "cat 1 file, offline";
 /// The file to its end, by what does not need an intact image.
 pub(crate) const RESTORE: &str = "restore, dry run";
 
-/// Takes part: one who has commands for this, or the disk.
+/// Are there commands for this target? The disk counts as one.
 pub(crate) fn is_for(target: Target) -> bool {
     matches!(target, Target::Kernel | Target::KernelAgain | Target::Larder | Target::Ceiling)
 }
 
-/// The commands of the kernel's side; its file is read through a mount.
+/// The commands of the kernel's side. The file is read through a mount.
 pub(crate) fn of_linux(image: &Path) -> Vec<(&'static str, Command)> {
     let mut check = Command::new("btrfs");
     check.args(["check", "--check-data-csum"]).arg(image);
@@ -52,8 +53,8 @@ pub(crate) fn of_larder(larder: &Path, image: &Path, file: &str) -> Vec<(&'stati
     vec![(CHECK, check), (CAT, cat), (RESTORE, restore)]
 }
 
-/// The disk alone, once for each of the steps: it is compared within a step.
-pub(crate) fn of_disk(image: &Path, mib: u64) -> Vec<(&'static str, Command)> {
+/// The disk alone, once for each step, because targets are compared within a step.
+pub(crate) fn of_disk(image: &Path, mib: Mib) -> Vec<(&'static str, Command)> {
     let dd = || {
         let mut from = OsString::from("if=");
         from.push(image);
@@ -72,13 +73,13 @@ fn path_in(image: &Path, file: &str) -> OsString {
     path
 }
 
-/// Is what `cat` prints the `block` so many times?
+/// Is what `cat` prints the `block`, a MiB, so many times?
 pub(crate) fn verify(
     larder: &Path,
     image: &Path,
     file: &str,
     block: &[u8],
-    times: u64,
+    Mib(times): Mib,
 ) -> Result<()> {
     let mut cat =
         Command::new(larder).arg("cat").arg(path_in(image, file)).stdout(Stdio::piped()).spawn()?;
@@ -103,7 +104,7 @@ mod tests {
     fn the_disk_stands_beside_each_command() {
         let image = Path::new("a.img");
         let larder = of_larder(Path::new("larder"), image, "stream");
-        let disk = of_disk(image, 8);
+        let disk = of_disk(image, Mib(8));
         let names =
             |steps: &[(&'static str, Command)]| steps.iter().map(|s| s.0).collect::<Vec<_>>();
         assert_eq!(names(&larder), names(&disk));

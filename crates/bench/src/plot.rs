@@ -1,5 +1,5 @@
-//! Bars with whiskers as SVG: one group per step, one bar per pair, the median as its length and
-//! the range of the rounds as a line across its end.
+//! Bars with whiskers as SVG: a group for each step, and in it a bar for each pair. Its length is
+//! the median, and a line across its end shows the range of the rounds.
 
 use crate::ratio::{Ratio, Results, Row};
 use crate::target::Target;
@@ -17,15 +17,15 @@ pub(crate) struct Plot<'a> {
     pub(crate) expected: Option<f64>,
 }
 
-/// Of the bars, and what is right of them for a number.
+/// Width of the bars, and of the space for a number right of them.
 const WIDTH: f64 = 470.0;
 const RIGHT: f64 = 80.0;
 const ROW: f64 = 17.0;
 const BAR: f64 = 12.0;
 const GAP: f64 = 9.0;
 const TOP: f64 = 56.0;
-/// More than a letter takes on average in any usual font: of the small text, and of the title, in
-/// bold.
+/// More than a letter takes on average in any usual font: in the small text, and in the title,
+/// which is bold.
 const LETTER: f64 = 6.6;
 const TITLE_LETTER: f64 = 8.8;
 const COLOURS: [&str; 5] = ["#33658a", "#86bbd8", "#758e4f", "#b0b0b0", "#c08552"];

@@ -1,9 +1,9 @@
 //! Ratios between file systems, round by round.
 //!
-//! A small virtual machine changes its speed by half within minutes, so only runs of the same round
-//! are compared, and what is quoted is the median of the rounds' ratios with their range. A ratio
-//! is the other's time over ours: above 1, the first named is faster. Both are of the same case: a
-//! hot image is compared with a hot one.
+//! A small virtual machine changes its speed by half within minutes. So only runs of the same round
+//! are compared, and the report has the median of the rounds' ratios, with their range. A ratio is
+//! the second one's time over the first one's: above 1, the first is faster. Both are of the same
+//! case: a hot image is compared with a hot one.
 
 use crate::case::Case;
 use crate::measure::median;
@@ -12,7 +12,7 @@ use crate::workload::Step;
 use serde::Serialize;
 use std::fmt;
 
-/// Who is compared with whom, in the order of the report.
+/// The pairs that are compared, in the order of the report.
 pub(crate) const PAIRS: [(Target, Target); 14] = [
     (Target::Larder, Target::Kernel),
     (Target::LarderDirect, Target::KernelDirect),
@@ -51,7 +51,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// A step in a case: what has a row of its own in the report.
+/// A step in a case: it has a row of its own in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row<'a> {
     pub(crate) step: &'a str,
@@ -120,7 +120,7 @@ impl<'a> Results<'a> {
         self.0.iter().filter(|s| s.target == target).map(field).max_by(f64::total_cmp)
     }
 
-    /// What `base` needed over what `target` needed, round by round.
+    /// What `base` needed, divided by what `target` needed, round by round.
     pub(crate) fn ratio_of<'r>(
         self,
         target: Target,

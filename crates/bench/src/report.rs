@@ -1,8 +1,9 @@
-//! The figures: a table on the terminal, the same in Markdown, plots, and JSON with every single
-//! measurement.
+//! The report: ratios, what was expected, and plots, on the terminal and in Markdown.
 //!
-//! The document that people read has text around the figures, written by a person. The figures
-//! therefore go between two marks; what is outside of them stays.
+//! People read these figures in a document with text around them, which a person has written. So
+//! the figures go between two marks, and what is outside of them stays. The tables of what each
+//! file system took are long and appear on request only; JSON with every single measurement is for
+//! programs.
 
 use crate::Run;
 use crate::case::{Case, Mkfs, Pages};
@@ -17,6 +18,7 @@ use crate::workload::Step;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Deserialize;
+use serde_json::json;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +26,7 @@ use std::path::{Path, PathBuf};
 const BEGIN: &str = "<!-- figures: written by make bench -->";
 const END: &str = "<!-- end of figures -->";
 
-/// Writes the report, its plots and its data, and prints it.
+/// Writes the report and its plots, prints it, and writes the measurements where that is wanted.
 pub(crate) fn write(
     run: &Run,
     machine: &Machine,
@@ -40,19 +42,22 @@ pub(crate) fn write(
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         writeln!(text, "\n![{title}]({name})")?;
     }
-    times(&mut text, results)?;
-    processor_times(&mut text, results)?;
-    costs(&mut text, results)?;
-    fsyncs(&mut text, results)?;
+    ratios(&mut text, results)?;
     expectations(&mut text, run, results)?;
+    if run.tables {
+        costs(&mut text, results)?;
+        fsyncs(&mut text, results)?;
+    }
     let old = fs::read_to_string(&run.out).unwrap_or_default();
     fs::write(&run.out, insert(&old, &text)).with_context(|| run.out.display().to_string())?;
-    let data = beside(&run.out, ".json");
-    let json =
-        serde_json::json!({ "run": run, "machine": machine, "archive": archive, "steps": steps });
-    fs::write(&data, serde_json::to_string_pretty(&json)?)?;
     print!("{text}");
-    eprintln!("written to {} and {}", run.out.display(), data.display());
+    eprintln!("written to {}", run.out.display());
+    if let Some(path) = &run.json {
+        let data = json!({ "run": run, "machine": machine, "archive": archive, "steps": steps });
+        fs::write(path, serde_json::to_string_pretty(&data)?)
+            .with_context(|| path.display().to_string())?;
+        eprintln!("every measurement is in {}", path.display());
+    }
     Ok(())
 }
 
@@ -71,17 +76,17 @@ fn plots(out: &Path, results: Results<'_>) -> Result<Vec<(PathBuf, &'static str)
     Ok(drawn)
 }
 
-/// What is read of a report's data.
+/// What is read of a run's measurements.
 #[derive(Deserialize)]
 struct Data {
     steps: Vec<Step>,
 }
 
-/// Draws the plots of a report anew, from the data beside it.
-pub(crate) fn redraw(data: &Path) -> Result<()> {
+/// Draws the plots of the report at `out` anew, from a run's measurements.
+pub(crate) fn redraw(data: &Path, out: &Path) -> Result<()> {
     let read = || -> Result<Data> { Ok(serde_json::from_str(&fs::read_to_string(data)?)?) };
     let steps = read().with_context(|| data.display().to_string())?.steps;
-    for (path, _) in plots(data, Results(&steps))? {
+    for (path, _) in plots(out, Results(&steps))? {
         println!("{}", path.display());
     }
     Ok(())
@@ -142,19 +147,19 @@ fn setting(run: &Run, machine: &Machine, archive: Option<&Archive>) -> Result<St
     let [low, median, high] = machine.flush_ms;
     writeln!(
         t,
-        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory, others waiting for a CPU {} \
-            before the start; \
-         FUSE over {}. The image: {} MiB on {}, where a 4 KiB write and flush takes {median:.2} \
-         ms (half of them \
-         {low:.2}–{high:.2}); data single, metadata {}, {}.",
+        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory; FUSE over {}. Before the \
+         start, threads waited for a CPU {}. The image: {} MiB on {}, where a 4 KiB write and \
+         flush takes {median:.2} ms (half of them {low:.2}–{high:.2}); data single, \
+         metadata {}, {}.",
         run.rounds,
         machine.kernel,
         machine.cpus,
         machine.memory_mib as f64 / 1024.0,
-        machine
-            .waited_before
-            .map_or("unknown".to_owned(), |w| format!("{:.0} % of the time", w * 100.0)),
         if machine.uring { "io_uring" } else { "/dev/fuse" },
+        machine.waited_before.map_or("for an unknown time".to_owned(), |w| format!(
+            "{:.0} % of the time",
+            w * 100.0
+        )),
         run.image_mib(),
         machine.disk,
         run.metadata.name(),
@@ -190,9 +195,8 @@ fn cases(run: &Run) -> String {
     let (pages, mkfs) =
         (pages.collect::<Vec<_>>().join(" and "), mkfs.collect::<Vec<_>>().join(" and "));
     format!(
-        "The image's pages before each mount: {pages}. It was formatted by {mkfs}. Steps without \
-            a mark are of \
-         the case cold, mkfs.btrfs.\n"
+        "The image's pages before each mount: {pages}. It was formatted by {mkfs}. Steps without a \
+         mark are of the case cold, mkfs.btrfs.\n"
     )
 }
 
@@ -209,42 +213,31 @@ fn pair_name(a: Target, b: Target) -> String {
     }
 }
 
-fn times(t: &mut String, results: Results<'_>) -> Result<()> {
+/// What Larder's processor time is compared with.
+const CPU_OF: [Target; 2] = [Target::Kernel, Target::Ceiling];
+
+/// Ratios of each pair's time, and of the processor time of the whole machine.
+fn ratios(t: &mut String, results: Results<'_>) -> Result<()> {
     let pairs: Vec<_> = results.pairs().collect();
     if pairs.is_empty() {
         return Ok(());
     }
-    t.push_str("\n### Speed\n\n| step |");
+    let has_larder = results.has(Target::Larder);
+    let cpu: Vec<_> = CPU_OF.into_iter().filter(|o| has_larder && results.has(*o)).collect();
+    t.push_str("\n### Speed, and CPU of the whole machine\n\n| step |");
     for (a, b) in &pairs {
         write!(t, " {} |", pair_name(*a, *b))?;
     }
-    writeln!(t, "\n|---|{}", "---|".repeat(pairs.len()))?;
+    for other in &cpu {
+        write!(t, " CPU, {} |", pair_name(*other, Target::Larder))?;
+    }
+    writeln!(t, "\n|---|{}", "---|".repeat(pairs.len() + cpu.len()))?;
     for row in results.rows() {
         write!(t, "| {row} |")?;
         for (a, b) in &pairs {
             write!(t, " {} |", cell(results.ratio(*a, *b, row)))?;
         }
-        t.push('\n');
-    }
-    Ok(())
-}
-
-/// Whose processor time is set against Larder's.
-const CPU_OF: [Target; 2] = [Target::Kernel, Target::Ceiling];
-
-fn processor_times(t: &mut String, results: Results<'_>) -> Result<()> {
-    let others: Vec<_> = CPU_OF.into_iter().filter(|other| results.has(*other)).collect();
-    if others.is_empty() || !results.has(Target::Larder) {
-        return Ok(());
-    }
-    t.push_str("\n### CPU of the whole machine\n\n| step |");
-    for other in &others {
-        write!(t, " {} |", pair_name(*other, Target::Larder))?;
-    }
-    writeln!(t, "\n|---|{}", "---|".repeat(others.len()))?;
-    for row in results.rows() {
-        write!(t, "| {row} |")?;
-        for other in &others {
+        for other in &cpu {
             write!(t, " {} |", cell(results.ratio_of(Target::Larder, *other, row, cpu_of_work)))?;
         }
         t.push('\n');
@@ -260,12 +253,10 @@ fn cpu_of_work(s: &Step) -> f64 {
 
 fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
     t.push_str(
-        "\n### What it took\n\nMiB: anonymous memory of the daemon or command at its peak, for \
-            the kernel growth of slab and of \
-         dirty pages. Page cache: by how much the machine's grew at most since before the mount. \
-         Of the image: what the \
-         page cache held of it in the end.\n\n| step | who | seconds | CPU s | stolen s | \
-         daemon's CPU s | MiB | \
+        "\n### What it took\n\nMiB: the peak of the anonymous memory of the daemon or command; for \
+         the kernel, the growth of slab and dirty pages. Page cache: the largest growth of the \
+         machine's page cache since before the mount. Of the image: what the page cache held of it \
+         at the end.\n\n| step | target | seconds | CPU s | stolen s | daemon's CPU s | MiB | \
          page cache, MiB | of the image, MiB | requests |\n\
          |---|---|---|---|---|---|---|---|---|---|\n",
     );
@@ -293,19 +284,18 @@ fn costs(t: &mut String, results: Results<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What an fsync took, of whoever said how many there were.
+/// What an fsync took, in steps whose program reported how many there were.
 fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
     if results.0.iter().all(|s| s.fsync.is_none()) {
         return Ok(());
     }
     t.push_str(
-        "\n### What an fsync took\n\nLatency: the 99th percentile of fio's and the database's \
-            fsyncs, the 99.9th of calls that make names, the longest \
-         of any call of dbench's and bonnie++'s. The floor: the same bytes and flushes by a bare \
-         loop on the same file.\n\n\
-         | step | who | latency, ms | CPU of the machine, µs | flushes | bytes written, KiB | \
-         fsyncs in a batch | \
-         were commits | share of the floor |\n|---|---|---|---|---|---|---|---|---|\n",
+        "\n### What an fsync took\n\nLatency: the 99th percentile of the fsyncs of fio and the \
+         database, the 99.9th of the calls that make names, the longest call of dbench and \
+         bonnie++. The floor: the same bytes and flushes by a bare loop on the same file.\n\n\
+         | step | target | latency, ms | CPU of the machine, µs | flushes | bytes written, KiB | \
+         fsyncs in a batch | were commits | share of the floor |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
     );
     for row in results.rows() {
         for target in Target::value_variants() {
@@ -343,7 +333,7 @@ fn fsyncs(t: &mut String, results: Results<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What is expected of this stage, and what was measured.
+/// What is expected, and what was measured.
 fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
     let mut rows = Vec::new();
     let mut at_least = |what: &str, ratio: Option<Ratio>, wanted: f64| {
@@ -467,13 +457,13 @@ mod tests {
         let mut steps = vec![step(Target::Kernel, 0, 2.0), step(Target::Larder, 0, 1.0)];
         let table = |steps: &[Step]| {
             let mut text = String::new();
-            times(&mut text, Results(steps)).unwrap();
+            ratios(&mut text, Results(steps)).unwrap();
             text
         };
-        assert!(table(&steps).ends_with("| unpack | **2.00** (2.00–2.00) |\n"));
+        assert!(table(&steps).contains("\n| unpack | **2.00** (2.00–2.00) |"));
         steps.push(Step { case: hot, ..step(Target::Kernel, 0, 3.0) });
         steps.push(Step { case: hot, ..step(Target::Larder, 0, 1.0) });
-        assert!(table(&steps).ends_with("| unpack (hot) | **3.00** (3.00–3.00) |\n"));
+        assert!(table(&steps).contains("\n| unpack (hot) | **3.00** (3.00–3.00) |"));
     }
 
     #[test]
@@ -490,11 +480,8 @@ mod tests {
             of(Target::Ceiling, 1.0, 100),
         ];
         let mut text = String::new();
-        processor_times(&mut text, Results(&steps)).unwrap();
-        assert!(text.contains("| step | kernel : Larder | ceiling : Larder |"), "{text}");
-        assert!(
-            text.contains("| unpack | **2.00** (2.00–2.00) | **0.50** (0.50–0.50) |"),
-            "{text}"
-        );
+        ratios(&mut text, Results(&steps)).unwrap();
+        assert!(text.contains(" | CPU, kernel : Larder | CPU, ceiling : Larder |\n"), "{text}");
+        assert!(text.ends_with(" | **2.00** (2.00–2.00) | **0.50** (0.50–0.50) |\n"), "{text}");
     }
 }

@@ -1,9 +1,9 @@
 //! Snapshots, clones and deduplication: what should cost little, because nothing is copied.
 //!
-//! Both sides get the same call where both have one (`copy_file_range`), otherwise what their users
-//! have: `btrfs subvolume` and `FIDEDUPERANGE` on the kernel's mount, `larder subvolume` and
-//! Larder's own request on ours. A deleted snapshot counts as gone when nothing of it is left to be
-//! dropped, which happens in the background on both.
+//! Where both sides have the same call, both get it (`copy_file_range`). Otherwise each gets what
+//! its users have: `btrfs subvolume` and `FIDEDUPERANGE` on the kernel's mount, `larder subvolume`
+//! and Larder's own request on ours. On both sides a deleted snapshot is dropped in the background;
+//! it counts as gone when nothing of it is left.
 
 use crate::interrupt;
 use anyhow::{Context, Result, bail, ensure};
@@ -11,6 +11,7 @@ use larder_fuse::sharing::{self, Deduped, FileAt};
 use larder_simtest::oracle::dedupe_range;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
@@ -19,12 +20,12 @@ use std::process::Command;
 pub(crate) const SNAPSHOTS: usize = 10;
 /// Files in one directory.
 const TOGETHER: u64 = 1000;
-/// Most bytes that are compared and shared in one call, which both sides take.
+/// Most bytes that one call compares and shares; both sides accept so many.
 const PIECE: u64 = 16 << 20;
 /// Files up to this lie in leaves, where nothing can be shared.
 const INLINE: u64 = 4096;
 
-/// Who is asked.
+/// What does it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum By<'a> {
     /// `btrfs`, for the kernel.
@@ -76,21 +77,21 @@ impl By<'_> {
     pub(crate) fn delete(
         self,
         root: &Path,
-        snapshots: std::ops::Range<usize>,
+        snapshots: Range<usize>,
         also: Option<&str>,
     ) -> Result<()> {
         let names = snapshots.map(|n| format!("snapshot{n}")).chain(also.map(str::to_owned));
         for name in names {
             self.subvolume(&[Path::new("delete"), &root.join(name)])?;
         }
-        // It begins at the next commit, which is made now and not up to five seconds later.
+        // Dropping begins at the next commit: it is made now, not up to five seconds later.
         match self {
             Self::Linux => {
                 run(Path::new("btrfs"), &[Path::new("filesystem"), Path::new("sync"), root])?
             }
             Self::Larder(larder) => run(larder, &[Path::new("sync"), root])?,
         };
-        // Neither side has a call that returns at that moment, so both are asked again and again,
+        // Neither side has a call that returns when it ends. So both are asked again and again,
         // which takes a CPU on both.
         while self.is_dropping(root)? {
             interrupt::check()?;
@@ -132,17 +133,18 @@ impl By<'_> {
             }
             let mut at = 0;
             while at < size {
-                let done = self.dedupe_range(&source, &target, at, PIECE.min(size - at));
+                let done = self.dedupe_range(&source, &target, at..size.min(at + PIECE));
                 at += done.with_context(|| entry.path().display().to_string())?;
             }
             same += size;
         }
         Ok(same)
     }
-    /// One range; how much of it was the same, which is some.
-    fn dedupe_range(self, from: &File, to: &File, at: u64, len: u64) -> Result<u64> {
+    /// One range. Returns how much of it was the same; at least a byte.
+    fn dedupe_range(self, from: &File, to: &File, range: Range<u64>) -> Result<u64> {
+        let (at, len) = (range.start, range.end - range.start);
         let same = match self {
-            Self::Linux => dedupe_range(from, at..at + len, to, at)?,
+            Self::Linux => dedupe_range(from, range, to, at)?,
             Self::Larder(_) => match sharing::dedupe(
                 FileAt { file: from, offset: at },
                 FileAt { file: to, offset: at },

@@ -109,15 +109,9 @@ fn unpack(packed: &Path, tar: &Path) -> Result<()> {
 pub(crate) fn make_up(tar: &Path, files: u64) -> Result<()> {
     let partial = tar.with_extension("partial");
     let mut out = BufWriter::new(File::create(&partial)?);
-    let mut seed = 1u64;
-    let mut random = || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed
-    };
+    let mut random = fastrand::Rng::with_seed(0);
     let mut content = vec![0u8; 512 << 10];
-    content.iter_mut().for_each(|b| *b = (random() >> 32) as u8 & 0x3f | 0x20);
+    content.iter_mut().for_each(|b| *b = random.u8(0x20..0x60));
     for i in 0..files {
         let (top, dir) = (i / 600, i / 12);
         if i % 600 == 0 {
@@ -127,11 +121,11 @@ pub(crate) fn make_up(tar: &Path, files: u64) -> Result<()> {
             out.write_all(&header(&format!("tree/{top}/{dir}/"), 0, b'5'))?;
         }
         // Sizes as in a source tree: median 5 KiB, mean 15, a few large.
-        let size = match random() % 100 {
-            0..=39 => random() % (4 << 10),
-            40..=89 => (4 << 10) + random() % (20 << 10),
-            90..=98 => (24 << 10) + random() % (60 << 10),
-            _ => (84 << 10) + random() % (400 << 10),
+        let size = match random.u8(..100) {
+            0..=39 => random.u64(..4 << 10),
+            40..=89 => random.u64(4 << 10..24 << 10),
+            90..=98 => random.u64(24 << 10..84 << 10),
+            _ => random.u64(84 << 10..484 << 10),
         };
         out.write_all(&header(&format!("tree/{top}/{dir}/file{i}.c"), size, b'0'))?;
         out.write_all(&content[..size as usize])?;

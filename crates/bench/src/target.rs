@@ -1,17 +1,19 @@
-//! Who is measured, on what, and how each is mounted.
+//! What is measured, on which image, and how it is mounted.
 //!
-//! Everybody gets the same file: made anew for each round and workload, written full of zeros, so
-//! that neither a hole nor old content nor the fragments of a run before favours anybody. So does
-//! the ceiling, which has no use for it: gigabytes of page cache that are dropped before a step go
-//! back to the hypervisor on many a virtual machine, and come back page by page within it. The file
-//! system on it is made by the same mkfs for both sides, mkfs.btrfs where the run does not say
-//! otherwise. Both are told to discard nothing: they would give back the disk space of the file,
-//! and the image would be sparse.
+//! All targets get the same file. It is made anew for each round and workload and written full of
+//! zeros, so that no target gains by holes, by old content, or by the fragments of an earlier run.
+//! The same mkfs makes the file system on it for both sides, by default mkfs.btrfs. Both sides are
+//! told to discard nothing, since that would make the image sparse.
+//!
+//! The ceiling has no use for the file and gets it nevertheless. On many virtual machines, pages
+//! that are dropped before a step go back to the hypervisor and return one by one within the step.
+//! With the file, that is the same for all.
 
 use crate::Run;
 use crate::case::{self, Case, Mkfs};
 use crate::daemon::{Daemon, LarderMount};
 use crate::measure::Watched;
+use crate::units::Mib;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use larder_format::Physical;
@@ -91,11 +93,11 @@ impl Target {
             Self::CeilingWriteback => "ceiling, writeback",
         }
     }
-    /// Takes part where nobody says who does.
+    /// Does it take part by default?
     pub(crate) fn is_usual(self) -> bool {
         self.switch().is_none() && !self.is_slow() && !self.writes_back()
     }
-    /// A mount option that makes it something else than Larder as it is.
+    /// The mount option that makes it differ from Larder as it is.
     pub(crate) fn switch(self) -> Option<&'static str> {
         match self {
             Self::LarderWholeInodes => Some("tuning=whole-inodes"),
@@ -141,7 +143,7 @@ pub(crate) struct Image<'a> {
     device: Option<LoopDevice>,
     /// The file once more, with slow flushes.
     slow: Option<RecordedDisk>,
-    /// What everybody who works on it has to share.
+    /// The memory that all who work on it share.
     group: Option<MemoryCgroup>,
     mountpoint: tempfile::TempDir,
 }
@@ -167,21 +169,21 @@ impl Device for SlowFlush {
         self.0.write_at(at, data)
     }
     fn flush(&self) -> io::Result<()> {
-        // Time is what is measured here: there is nothing else to wait for.
+        // It is the time that is measured: there is no event to wait for.
         std::thread::sleep(SLOW_FLUSH);
         self.0.flush()
     }
 }
 
 impl<'a> Image<'a> {
-    /// Makes it anew. `limited`: whoever works on it shares the memory that the run allows.
+    /// Makes it anew. `limited`: the programs that work on it share the memory that the run allows.
     pub(crate) fn make(run: &'a Run, target: Target, case: Case, limited: bool) -> Result<Self> {
         let file = if target.is_slow() {
             PathBuf::from(format!("/dev/shm/larder-bench-{}.img", std::process::id()))
         } else {
             run.dir.join("larder-bench.img")
         };
-        let group = limited.then(|| MemoryCgroup::new(run.limit_mib << 20)).transpose();
+        let group = limited.then(|| MemoryCgroup::new(run.limit_mib.bytes())).transpose();
         let mut image = Self {
             run,
             target,
@@ -192,7 +194,7 @@ impl<'a> Image<'a> {
             group: group.context("making a group with little memory")?,
             mountpoint: tempfile::tempdir()?,
         };
-        let bytes = run.image_mib() << 20;
+        let bytes = run.image_mib().bytes();
         fill(&image.file, run.image_mib())?;
         if !target.keeps() {
             return Ok(image);
@@ -227,7 +229,7 @@ impl<'a> Image<'a> {
                 larder
             }
         };
-        // Features of a current mkfs.btrfs, whatever this machine's version has as its defaults.
+        // The features of a current mkfs.btrfs, since an older one has other defaults.
         let features =
             ["-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", self.run.metadata.name()];
         quietly(mkfs.args(features).args(["--csum", &self.run.csum]).arg(&self.file))
@@ -244,7 +246,7 @@ impl<'a> Image<'a> {
     pub(crate) fn larder(&self) -> Result<&Path> {
         self.run.larder.as_deref().context("no larder command")
     }
-    /// A command of who works on it.
+    /// A command that will work on it.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match &self.group {
             Some(group) => group.command(program),
@@ -299,7 +301,7 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Mounts it with the kernel's btrfs, on whichever target.
+    /// Mounts it with the kernel's btrfs, for any target.
     pub(crate) fn mount_with_kernel(&self) -> Result<Mount> {
         let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
         let device = LoopDevice::attach_with(&self.source(), how)?;
@@ -337,19 +339,19 @@ impl Drop for Image<'_> {
     }
 }
 
-fn fill(path: &Path, mib: u64) -> Result<()> {
+fn fill(path: &Path, size: Mib) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
     // As large pieces of the disk as there are; the zeros then make them written ones.
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mib << 20)?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size.bytes())?;
     let zeros = vec![0; 1 << 20];
-    for _ in 0..mib {
+    for _ in 0..size.0 {
         crate::interrupt::check()?;
         file.write_all(&zeros)?;
     }
     Ok(file.sync_all()?)
 }
 
-/// Did the kernel take direct I/O as it was told? It falls back silently.
+/// Does the loop device use direct I/O if that is wanted? The kernel falls back silently.
 fn check_direct(device: &LoopDevice, wanted: bool) -> Result<()> {
     let path = format!("/sys/block/{}/loop/dio", device.name());
     let is = fs::read_to_string(&path).with_context(|| path.clone())?.trim() == "1";

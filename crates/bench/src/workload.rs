@@ -1,13 +1,13 @@
 //! What is done to each file system.
 //!
-//! A step that changes something is timed through the unmount: a plain FUSE mount never sees
-//! `sync`, and whoever leaves work for later must not win by it. A cold step begins with a fresh
-//! mount and dropped caches. The ceiling would forget everything with its process, so the same
-//! process mounts again.
+//! A step that changes something is timed through the unmount. A plain FUSE mount never sees
+//! `sync`, and a file system must not win by leaving work for later. A cold step begins with a
+//! fresh mount and dropped caches. The ceiling would forget everything with its process, so the
+//! same process mounts again.
 //!
-//! A file system that loses what was written would be fast. Each reading step therefore counts what
-//! it finds, in the first round contents are compared outside of the measured time, and `btrfs
-//! check` looks at the image.
+//! A file system that loses data would be fast. So each reading step counts what it finds. In the
+//! first round contents are compared, outside of the measured time, and `btrfs check` examines the
+//! image.
 
 use crate::Run;
 use crate::bonnie;
@@ -21,6 +21,7 @@ use crate::offline;
 use crate::sharing::{self, By, SNAPSHOTS};
 use crate::source::Archive;
 use crate::target::{Image, Mount, Target};
+use crate::units::Mib;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -31,7 +32,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A group of steps on one image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -61,7 +62,7 @@ pub(crate) enum Workload {
 }
 
 impl Workload {
-    /// Has everybody who takes part little memory?
+    /// Do all targets have little memory?
     fn is_limited(self) -> bool {
         matches!(self, Self::Names | Self::Bonnie | Self::Database)
     }
@@ -106,7 +107,7 @@ pub(crate) struct Step {
     pub(crate) seconds: f64,
     /// Of the whole machine.
     pub(crate) cpu_seconds: f64,
-    /// What the hypervisor kept of the CPUs that were wanted, all together.
+    /// CPU time that was wanted and that the hypervisor used elsewhere, of all CPUs.
     #[serde(default)]
     pub(crate) stolen_seconds: f64,
     /// Of the daemon, user and system.
@@ -120,9 +121,9 @@ pub(crate) struct Step {
     pub(crate) image_cached_mib: Option<f64>,
     /// Requests per operation: per entry of the tree, or per MiB.
     pub(crate) requests: Option<f64>,
-    /// All that the daemon says about itself at the end of the step.
+    /// The daemon's statistics at the end of the step.
     pub(crate) stats: Option<serde_json::Value>,
-    /// Of steps that fsync decides.
+    /// Of steps of programs that call fsync.
     pub(crate) fsync: Option<fsync::Extra>,
 }
 
@@ -168,14 +169,23 @@ impl Bench<'_> {
             Workload::Offline => self.offline(&mut session)?,
             Workload::Fsync | Workload::Database | Workload::Dbench => {
                 session.said(false, &mut |m, image| {
-                    let said =
-                        fsync::dbench(image.command("dbench"), m, run.clients, run.dbench_seconds)?;
+                    let said = fsync::dbench(
+                        image.command("dbench"),
+                        m,
+                        run.clients,
+                        Duration::from_secs(run.dbench_seconds),
+                    )?;
                     Ok(vec![(fsync::DBENCH.into(), said)])
                 })?
             }
             Workload::Names => session.said(false, &mut |m, image| {
                 let program = image.command(std::env::current_exe()?);
-                let done = names::names(program, m, run.names_seconds, run.names_mib)?;
+                let done = names::names(
+                    program,
+                    m,
+                    Duration::from_secs(run.names_seconds),
+                    run.names_mib,
+                )?;
                 let seconds = done.seconds / done.files as f64 * 1e3;
                 let said = Said { seconds, fsyncs: done.fsyncs, latency_ms: done.p999_ms };
                 Ok(vec![(names::NAMES.into(), said)])
@@ -209,14 +219,14 @@ impl Bench<'_> {
 
     /// Each number of clients and of files on an image of its own.
     fn database(&self) -> Result<Vec<Step>> {
-        let (mib, seconds) = (self.run.database_mib, self.run.database_seconds);
+        let (mib, time) = (self.run.database_mib, Duration::from_secs(self.run.database_seconds));
         let mut done = Vec::new();
         for shape in self.run.database_shapes() {
             let mut session = self.session(Workload::Database.is_limited())?;
             session.aside(|m| database::fill(m, mib, shape.files, &block()))?;
             session.said(false, &mut |m, image| {
                 let command = image.command(std::env::current_exe()?);
-                let said = database::database(command, m, shape, seconds)?;
+                let said = database::database(command, m, shape, time)?;
                 Ok(vec![(database::step(shape), said)])
             })?;
             done.extend(session.finish()?);
@@ -237,7 +247,7 @@ impl Bench<'_> {
         mount.unmount()?;
         if !self.target.is_larder() {
             session.commands(offline::of_linux(&file))?;
-            session.operations = mib as f64;
+            session.operations = mib.0 as f64;
             session
                 .step(offline::CAT, Shape::Through, &mut |m| read_file(m, mib, &mut |_| Ok(())))?;
             return session.image.check();
@@ -286,7 +296,7 @@ impl Bench<'_> {
 
     fn stream(&self, session: &mut Session<'_>) -> Result<()> {
         let mib = self.run.stream_mib();
-        session.operations = mib as f64;
+        session.operations = mib.0 as f64;
         session.step("write 1 file", Shape::Through, &mut |m| write_file(m, mib))?;
         session.step("read 1 file", Shape::Cold, &mut |m| read_file(m, mib, &mut |_| Ok(())))?;
         if self.round == 0 && self.target.keeps() {
@@ -327,7 +337,7 @@ impl Bench<'_> {
         })?;
         session.aside(|m| {
             let after = sharing::used(m)?;
-            let most = before + (mib << 20) / 2;
+            let most = before + mib.bytes() / 2;
             ensure!(
                 after < most,
                 "{before} bytes were used, and {after} with the clone: it is a copy"
@@ -375,7 +385,7 @@ impl Bench<'_> {
 
     fn random(&self, session: &mut Session<'_>) -> Result<()> {
         let mib = self.run.stream_mib();
-        session.operations = (mib * BLOCKS) as f64;
+        session.operations = (mib.0 * BLOCKS) as f64;
         session.step("random 4 KiB", Shape::Through, &mut |m| write_blocks(m, mib))?;
         if self.round == 0 && self.target.keeps() {
             session.aside(|m| read_blocks(m, mib))?;
@@ -388,7 +398,7 @@ impl Bench<'_> {
 /// The steps of one workload on one image.
 struct Session<'a> {
     bench: &'a Bench<'a>,
-    // Before the image: a mount is gone first.
+    // Before the image, so that it is dropped first.
     mount: Option<Mount>,
     image: Image<'a>,
     operations: f64,
@@ -396,7 +406,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Ends the mount; the ceiling, which would forget everything, has another one at once.
+    /// Ends the mount. The ceiling would forget everything, so it gets another mount at once.
     fn unmount(&mut self) -> Result<()> {
         if !self.bench.target.keeps() {
             return self.mount.as_mut().map_or(Ok(()), Mount::remount);
@@ -430,8 +440,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The steps of a program that measures itself; CPU and memory are those of all of them.
-    /// `unmount`: the time that takes counts, too.
+    /// The steps of a program that measures itself. CPU time and memory are those of all its steps
+    /// together. `unmount`: the time of the unmount counts, too.
     fn said(&mut self, unmount: bool, action: Program<'_>) -> Result<()> {
         interrupt::check()?;
         self.unmount()?;
@@ -472,7 +482,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The step of each of these commands, on an image that is not mounted.
+    /// Measures each of these commands as a step, on an image that is not mounted.
     fn commands(&mut self, commands: Vec<(&'static str, Command)>) -> Result<()> {
         for (step, mut command) in commands {
             interrupt::check()?;
@@ -490,7 +500,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// A step's result, as far as its cost says it.
+    /// The result of a step with this cost.
     fn result(&self, step: Cow<'static, str>, cost: Cost) -> Result<Step> {
         Ok(Step {
             target: self.bench.target,
@@ -515,7 +525,7 @@ impl Session<'_> {
         self.mount.take().map_or_else(|| self.image.mount(), Ok)
     }
 
-    /// Something on the mount that is not measured.
+    /// Does something on the mount that is not measured.
     fn aside(&mut self, action: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         let mount = self.take_mount()?;
         let result = action(mount.path());
@@ -580,8 +590,8 @@ fn find(root: &Path) -> Result<u64> {
     for entry in walkdir::WalkDir::new(root).min_depth(1) {
         let entry = entry?;
         interrupt::check()?;
-        // Not the entry's own `metadata`, which asks for the time of creation as well: `find` and
-        // `ls` do not.
+        // Not the entry's own `metadata`: that asks for the time of creation as well, which `find`
+        // and `ls` do not.
         rustix::fs::lstat(entry.path())?;
         entries += 1;
     }
@@ -601,27 +611,23 @@ fn remove_all(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A megabyte that does not compress and is not zeros.
+/// A MiB that does not compress and is not zeros; the same in each run.
 fn block() -> Vec<u8> {
-    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
-    std::iter::repeat_with(|| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 56) as u8
-    })
-    .take(1 << 20)
-    .collect()
+    let mut block = vec![0; 1 << 20];
+    fastrand::Rng::with_seed(0).fill(&mut block);
+    block
 }
 
 /// The file that is written and read in sequence.
 const STREAM: &str = "stream";
 
-fn write_file(root: &Path, mib: u64) -> Result<()> {
+fn write_file(root: &Path, mib: Mib) -> Result<()> {
     write_mib(&mut File::create(root.join(STREAM))?, mib)
 }
 
-fn write_mib(file: &mut File, mib: u64) -> Result<()> {
+fn write_mib(file: &mut File, mib: Mib) -> Result<()> {
     let block = block();
-    for _ in 0..mib {
+    for _ in 0..mib.0 {
         interrupt::check()?;
         file.write_all(&block)?;
     }
@@ -635,17 +641,11 @@ const BLOCK: usize = 4096;
 /// The blocks of a file, each once, in an order that looks random and is the same in each run.
 fn shuffled(blocks: u64) -> Vec<u64> {
     let mut order: Vec<u64> = (0..blocks).collect();
-    let mut seed = 0x2545_f491_4f6c_dd1du64;
-    for i in (1..order.len()).rev() {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        order.swap(i, (seed % (i as u64 + 1)) as usize);
-    }
+    fastrand::Rng::with_seed(0).shuffle(&mut order);
     order
 }
 
-/// What a block holds: no two the same.
+/// Fills a block; no two blocks are the same.
 fn fill_block(buffer: &mut [u8], n: u64) {
     for (i, part) in buffer.chunks_exact_mut(8).enumerate() {
         part.copy_from_slice(
@@ -654,10 +654,10 @@ fn fill_block(buffer: &mut [u8], n: u64) {
     }
 }
 
-fn write_blocks(root: &Path, mib: u64) -> Result<()> {
+fn write_blocks(root: &Path, mib: Mib) -> Result<()> {
     let file = File::create(root.join("blocks"))?;
     let mut buffer = vec![0; BLOCK];
-    for n in shuffled(mib * BLOCKS) {
+    for n in shuffled(mib.0 * BLOCKS) {
         interrupt::check()?;
         fill_block(&mut buffer, n);
         file.write_all_at(&buffer, n * BLOCK as u64)?;
@@ -665,10 +665,10 @@ fn write_blocks(root: &Path, mib: u64) -> Result<()> {
     Ok(())
 }
 
-fn read_blocks(root: &Path, mib: u64) -> Result<()> {
+fn read_blocks(root: &Path, mib: Mib) -> Result<()> {
     let file = File::open(root.join("blocks"))?;
     let (mut found, mut expected) = (vec![0; 1 << 20], vec![0; 1 << 20]);
-    for m in 0..mib {
+    for m in 0..mib.0 {
         interrupt::check()?;
         file.read_exact_at(&mut found, m << 20)?;
         for (i, block) in expected.chunks_exact_mut(BLOCK).enumerate() {
@@ -679,10 +679,10 @@ fn read_blocks(root: &Path, mib: u64) -> Result<()> {
     Ok(())
 }
 
-fn read_file(root: &Path, mib: u64, look: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn read_file(root: &Path, mib: Mib, look: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut file = File::open(root.join(STREAM))?;
-    for _ in 0..mib {
+    for _ in 0..mib.0 {
         interrupt::check()?;
         file.read_exact(&mut buffer)?;
         look(&buffer)?;

@@ -1,5 +1,5 @@
-//! The whole benchmark, as small as it can be, so that it cannot rot. Nothing here depends on how
-//! fast anything is.
+//! The whole benchmark, as small as it can be, so that a change that breaks it is noticed. Nothing
+//! here depends on how fast anything is.
 
 use larder_simtest::oracle::{Need, need};
 use std::fs;
@@ -67,12 +67,12 @@ fn bench(dir: &Path, args: &[&str]) -> Output {
 /// Runs the benchmark in a directory, with the command of this source tree: its report, and its
 /// data.
 fn measured(dir: &Path, args: &[&str]) -> (String, serde_json::Value) {
-    let out = dir.join("report.md");
-    let (out_name, larder) = (out.display().to_string(), larder().display().to_string());
-    let run =
-        bench(dir, &[args, &["--rounds", "1", "--out", &out_name, "--larder", &larder]].concat());
+    let name = |path: PathBuf| path.display().to_string();
+    let (out, json) = (name(dir.join("report.md")), name(dir.join("measured.json")));
+    let files = ["--out", &out, "--json", &json, "--tables", "--larder", &name(larder())];
+    let run = bench(dir, &[args, &["--rounds", "1"], &files].concat());
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let data = fs::read_to_string(dir.join("report.json")).unwrap();
+    let data = fs::read_to_string(json).unwrap();
     (fs::read_to_string(out).unwrap(), serde_json::from_str(&data).unwrap())
 }
 
@@ -87,7 +87,9 @@ fn a_small_run_makes_a_report() {
     fs::write(dir.path().join("report.md"), "# Mine\n\nText that stays.\n").unwrap();
     let (text, data) = measured(dir.path(), &["--tar", &tar, "--metadata", "dup"]);
     assert!(text.starts_with("# Mine\n\nText that stays.\n"));
-    for who in ["kernel", "kernel again", "kernel, direct", "Larder", "Larder, direct", "ceiling"] {
+    for target in
+        ["kernel", "kernel again", "kernel, direct", "Larder", "Larder, direct", "ceiling"]
+    {
         for step in [
             "unpack",
             "read back",
@@ -98,13 +100,27 @@ fn a_small_run_makes_a_report() {
             "read 1 file",
             "random 4 KiB",
         ] {
-            let row = format!("| {step} | {who} |");
+            let row = format!("| {step} | {target} |");
             assert!(text.contains(&row), "{row} in\n{text}");
         }
     }
-    for plot in ["report-kernel.svg", "report-ceiling.svg"] {
-        assert!(text.contains(&format!("]({plot})")));
-        assert!(fs::read_to_string(dir.path().join(plot)).unwrap().starts_with("<svg"));
+    let plots = ["report-kernel.svg", "report-ceiling.svg"].map(|name| {
+        assert!(text.contains(&format!("]({name})")));
+        let path = dir.path().join(name);
+        (fs::read_to_string(&path).unwrap(), path)
+    });
+    assert!(plots.iter().all(|(svg, _)| svg.starts_with("<svg")));
+    plots.iter().for_each(|(_, path)| fs::remove_file(path).unwrap());
+    let redrawn = Command::new(env!("CARGO_BIN_EXE_larder-bench"))
+        .arg("plots")
+        .arg(dir.path().join("measured.json"))
+        .arg("--out")
+        .arg(dir.path().join("report.md"))
+        .output()
+        .unwrap();
+    assert!(redrawn.status.success(), "{}", String::from_utf8_lossy(&redrawn.stderr));
+    for (svg, path) in &plots {
+        assert_eq!(fs::read_to_string(path).unwrap(), *svg, "the same picture, in the same place");
     }
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 7 * 8, "file systems, steps");
@@ -172,7 +188,7 @@ fn old_behaviour_slow_flushes_and_little_memory() {
         let number =
             |path: &str| s["stats"].pointer(path).and_then(serde_json::Value::as_u64).unwrap();
         assert!(number("/engine/log/fsyncs_logged") > 0, "{target}, {step}: {s}");
-        // The logs of whoever deletes checksums first come about like everybody's.
+        // One that deletes checksums first writes logs as the others do.
         assert!(number("/engine/log/csum_items") > 0, "{target}, {step}: {s}");
         assert!(s["fsync"]["latency_ms"].as_f64() > Some(0.0));
         if target == "larder-slow-flush" && step.starts_with("fsync") {
@@ -205,8 +221,8 @@ fn snapshots_clones_and_deduplication() {
     for step in
         ["10 snapshots", "delete 9 of them", "delete all of it", "clone 1 file", "dedupe 2 trees"]
     {
-        for who in ["kernel", "Larder"] {
-            let row = format!("| {step} | {who} |");
+        for target in ["kernel", "Larder"] {
+            let row = format!("| {step} | {target} |");
             assert!(text.contains(&row), "{row} in\n{text}");
         }
     }
@@ -235,9 +251,9 @@ fn both_cases_a_database_and_offline_commands() {
             assert!(cached > 200.0, "read past the page cache, a hot image stays hot: {s}");
         }
     }
-    for who in ["kernel", "Larder", "ceiling"] {
+    for target in ["kernel", "Larder", "ceiling"] {
         for row in ["database, 2 clients (hot, larder mkfs)", "check with data (larder mkfs)"] {
-            let row = format!("| {row} | {who} |");
+            let row = format!("| {row} | {target} |");
             assert!(text.contains(&row), "{row} in\n{text}");
         }
     }
@@ -294,7 +310,7 @@ fn an_interrupt_leaves_nothing_behind() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(run.stderr.take().unwrap()).lines().map(Result::unwrap);
-    // By now everybody has been mounted once, and somebody probably is.
+    // By now each has been mounted once, and one probably is.
     assert!(lines.any(|l| l.starts_with("round 2 of")));
     let pid = rustix::process::Pid::from_child(&run);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();

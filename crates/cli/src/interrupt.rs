@@ -70,9 +70,7 @@ impl Interrupt {
 
 /// Signals that the process ignores, as the kernel shows them.
 fn ignored() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    larder_proc::Status::own().ok().and_then(|status| status.bits("SigIgn")).unwrap_or(0)
 }
 
 /// If a signal is behind the error, the process ends by it, now.

@@ -19,6 +19,7 @@
 
 use crate::{mount_table, utab};
 use anyhow::{Context, bail};
+use larder_proc::Status;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -295,9 +296,8 @@ impl Watch {
         let Ok(record) = self.record() else { return false };
         let tasks =
             fs::read_dir(format!("/proc/{}/task", record.pid)).into_iter().flatten().flatten();
-        let mut status =
-            tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
-        status.any(|text| is_killed(&text))
+        let mut threads = tasks.filter_map(|task| Status::read(&task.path()).ok());
+        threads.any(|status| is_killed(&status))
     }
 
     /// Does the daemon serve other mounts, too?
@@ -371,13 +371,11 @@ pub(crate) fn mounted_on(image: &Path) -> Option<PathBuf> {
 
 /// Does a thread's status say that SIGKILL has come for it, or that it has ended before its
 /// process?
-fn is_killed(status: &str) -> bool {
+fn is_killed(status: &Status) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
-    let value = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
-    let pending =
-        |name| value(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
-    let ended = value("State:").is_some_and(|state| state.starts_with(['Z', 'X']));
-    ended || (pending("SigPnd:") | pending("ShdPnd:")) & SIGKILL != 0
+    let pending = |name| status.bits(name).unwrap_or(0);
+    let ended = status.field("State").is_some_and(|state| state.starts_with(['Z', 'X']));
+    ended || (pending("SigPnd") | pending("ShdPnd")) & SIGKILL != 0
 }
 
 /// Is the mount there, where its daemon lives?
@@ -462,18 +460,22 @@ mod tests {
 
     #[test]
     fn who_was_killed_is_known_before_the_end() {
-        assert!(!is_killed(
-            "Name:\tlarder\nState:\tS \
-                (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000001\n"
-        ));
-        assert!(is_killed(
-            "State:\tD (disk sleep)\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"
-        ));
-        assert!(is_killed(
-            "State:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000102\n"
-        ));
-        assert!(is_killed("State:\tZ (zombie)\n"));
-        assert!(!is_killed(&fs::read_to_string("/proc/thread-self/status").unwrap()));
+        for (text, killed) in [
+            (
+                "Name:\tlarder\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\n\
+                ShdPnd:\t0000000000000001\n",
+                false,
+            ),
+            (
+                "State:\tD (disk sleep)\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n",
+                true,
+            ),
+            ("State:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000102\n", true),
+            ("State:\tZ (zombie)\n", true),
+        ] {
+            assert_eq!(is_killed(&Status::from(text.as_bytes())), killed, "{text}");
+        }
+        assert!(!is_killed(&Status::own().unwrap()));
     }
 
     #[test]

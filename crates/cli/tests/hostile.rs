@@ -4,7 +4,7 @@
 use larder_simtest::damage::random::Patient;
 use larder_simtest::hostile::limits::PanicLog;
 use larder_simtest::hostile::printers::{Run, print_some, printers};
-use larder_simtest::hostile::{noise, seeds};
+use larder_simtest::hostile::seeds;
 use std::path::Path;
 
 /// Discards standard output until it is dropped: commands write past the test harness.
@@ -49,10 +49,10 @@ fn printing_hostile_images_does_no_harm() {
         let found = print(&log, |run| printers(&input, run));
         assert!(found.is_empty(), "{}: {found:#?}", path.display());
     }
-    let mut rng = noise(26);
+    let mut rng = fastrand::Rng::with_seed(26);
     for round in 0..60u32 {
-        let mut input = vec![(round * 101) as u8, rng() as u8];
-        input.extend((0..4 + rng() % 12).map(|_| rng() as u8));
+        let mut input = vec![(round * 101) as u8, rng.u8(..)];
+        input.extend((0..4 + rng.usize(..12)).map(|_| rng.u8(..)));
         let found = print(&log, |run| printers(&input, run));
         assert!(found.is_empty(), "{input:?}: {found:#?}");
     }
@@ -63,7 +63,7 @@ fn printing_hostile_images_does_no_harm() {
         let patient = Patient::new(survey.image.clone()).expect("a sound seed");
         for number in 0..5 * scale {
             let wounded = patient.wound(number * 9 + seed as u64);
-            let choices = [number as u8, rng() as u8, rng() as u8];
+            let choices = [number as u8, rng.u8(..), rng.u8(..)];
             let found = print(&log, |run| print_some(&wounded.image, survey, choices, run));
             assert!(
                 found.is_empty(),

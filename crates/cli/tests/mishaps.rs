@@ -37,12 +37,9 @@ impl Place {
 
 /// Bytes that do not compress.
 fn noise(len: usize) -> Vec<u8> {
-    let mut state = 1u64;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33) as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
+    bytes
 }
 
 #[test]

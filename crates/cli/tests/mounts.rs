@@ -547,7 +547,7 @@ fn those_who_answer_have_precedence_in_the_same_session() {
 
 /// A process may look at the mount point at any moment, also before the daemon is ready.
 #[test]
-fn whoever_comes_too_early_waits_and_is_served() {
+fn a_client_that_comes_too_early_waits_and_is_served() {
     let Some(s) = Scene::new() else { return };
     for i in 0..25 {
         let mut daemon = command()

@@ -366,7 +366,7 @@ fn one_mount_lies_within_another() {
 
 /// Many mounts begin at the same time, and while the last one is just ending.
 #[test]
-fn whoever_comes_at_the_wrong_moment_gets_its_mount() {
+fn a_mount_that_comes_at_the_wrong_moment_gets_its_mount() {
     let Some(p) = Places::new() else { return };
     for round in 0..3 {
         let all: Vec<_> = (0..6)

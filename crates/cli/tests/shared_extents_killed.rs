@@ -8,6 +8,7 @@ mod common;
 
 use common::crash::{Acknowledged, KillPoints, Stage, ready};
 use common::larder;
+use fastrand::Rng;
 use larder_fuse::sharing::{FileAt, clone};
 use larder_simtest::oracle::dump_tree;
 use std::collections::BTreeSet;
@@ -25,22 +26,11 @@ fn name(file: u64) -> String {
     format!("file-{file}")
 }
 
-/// A generator that needs nothing (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-    /// A range of blocks: mostly short, sometimes long enough that its extent would be joined with
-    /// what is before it.
-    fn range(&mut self) -> (u64, u64) {
-        let len = if self.below(4) == 0 { 64 + self.below(100) } else { 1 + self.below(12) };
-        (self.below(BLOCKS - len), len)
-    }
+/// A range of blocks: mostly short, sometimes long enough that its extent would be joined with what
+/// is before it.
+fn range(dice: &mut Rng) -> (u64, u64) {
+    let len = if dice.u64(..4) == 0 { 64 + dice.u64(..100) } else { 1 + dice.u64(..12) };
+    (dice.u64(..BLOCKS - len), len)
 }
 
 /// What one block may hold.
@@ -174,18 +164,18 @@ fn share(threads: usize, at: u64) {
                     .map(|n| Model::open(stage, n))
                     .collect();
                 let all: Vec<File> = (0..FILES).map(|n| Model::open(stage, n).file).collect();
-                let mut dice = Dice(at * 1000 + thread * 77 + 5);
+                let mut dice = Rng::with_seed(at * 1000 + thread);
                 acknowledged.until_the_end(|step| {
                     let count = own.len() as u64;
-                    let mine = dice.below(count) as usize;
-                    let other = (own[mine].number + 1 + dice.below(FILES - 1)) % FILES;
-                    if dice.below(2) == 0 {
-                        let range = dice.range();
+                    let mine = dice.u64(..count) as usize;
+                    let other = (own[mine].number + 1 + dice.u64(..FILES - 1)) % FILES;
+                    if dice.bool() {
+                        let range = range(&mut dice);
                         own[mine].write(range, (thread + 1) << 40 | step << 10)?;
                     }
-                    if dice.below(2) == 0 {
-                        let (from, len) = dice.range();
-                        let to = dice.below(BLOCKS - len);
+                    if dice.bool() {
+                        let (from, len) = range(&mut dice);
+                        let to = dice.u64(..BLOCKS - len);
                         own[mine].get(&all[other as usize], from, (to, len))?;
                     }
                     // The source, too, in either order, where it is this thread's.
@@ -194,7 +184,7 @@ fn share(threads: usize, at: u64) {
                     if step % 2 == 0 {
                         synced.reverse();
                     }
-                    if dice.below(3) > 0 {
+                    if dice.u64(..3) > 0 {
                         synced.into_iter().try_for_each(|n| own[n].sync(acknowledged))?;
                     }
                     Ok(())

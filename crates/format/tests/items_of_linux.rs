@@ -66,15 +66,9 @@ impl Drop for Mount {
 
 /// Bytes that no compressor shrinks.
 fn noise(len: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    (0..len)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            state.to_be_bytes()[0]
-        })
-        .collect()
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
+    bytes
 }
 
 /// Files of every shape that the format knows.

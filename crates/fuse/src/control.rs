@@ -39,6 +39,18 @@ pub(crate) const fn ioc(direction: u32, kind: u8, number: u8, size: usize) -> u3
     direction << 30 | (size as u32) << 16 | (kind as u32) << 8 | number as u32
 }
 
+/// An id as a UUID is written.
+pub(crate) fn hex(id: &[u8; 16]) -> String {
+    let mut out = String::with_capacity(36);
+    for (i, byte) in id.iter().enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02x}"));
+    }
+    out
+}
+
 /// Statistics as JSON.
 pub const IOC_STATS: u32 = ioc(READ, LARDER, 1, TEXT_LEN);
 /// Make everything durable.
@@ -204,6 +216,11 @@ mod tests {
         assert_eq!(SET_LABEL, 0x4100_9432);
         assert_eq!(IOC_STATS, 0xbe80_e801);
         assert_eq!(FITRIM, 0xc018_5879);
+    }
+
+    #[test]
+    fn ids_are_written_as_uuids() {
+        assert_eq!(hex(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");
     }
 
     #[test]

@@ -15,7 +15,7 @@ impl fmt::Debug for Errno {
 
 #[allow(missing_docs)]
 impl Errno {
-    pub const ACCES: Self = Self(libc::EACCES);
+    pub(crate) const ACCES: Self = Self(libc::EACCES);
     pub const EXIST: Self = Self(libc::EEXIST);
     pub const INVAL: Self = Self(libc::EINVAL);
     pub const IO: Self = Self(libc::EIO);
@@ -23,7 +23,7 @@ impl Errno {
     pub const NOENT: Self = Self(libc::ENOENT);
     pub const NOSYS: Self = Self(libc::ENOSYS);
     pub const NOTDIR: Self = Self(libc::ENOTDIR);
-    pub const NOTTY: Self = Self(libc::ENOTTY);
+    pub(crate) const NOTTY: Self = Self(libc::ENOTTY);
     pub const NXIO: Self = Self(libc::ENXIO);
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
     pub const PERM: Self = Self(libc::EPERM);
@@ -62,23 +62,6 @@ pub fn errno(error: &Error) -> Errno {
     })
 }
 
-impl From<Error> for crate::handler::Failure {
-    fn from(error: Error) -> Self {
-        if matches!(error, Error::WouldBlock) {
-            return Self::Wait;
-        }
-        if is_damage(&error) {
-            tracing::error!(%error, "request failed");
-        }
-        Self::Errno(errno(&error))
-    }
-}
-
-/// Should this error be in the log, too, and not only go to the caller?
-fn is_damage(error: &Error) -> bool {
-    matches!(error, Error::Corrupt { .. } | Error::Volume(_) | Error::DataLost)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +73,5 @@ mod tests {
         assert_eq!(errno(&Error::ReadOnly(None)).0, 30);
         assert_eq!(errno(&Error::NoAttribute).0, 61);
         assert_eq!(errno(&Error::corrupt(larder_fs::error::Place::default(), "x")).0, 117);
-        assert_eq!(crate::handler::Failure::from(Error::WouldBlock), crate::handler::Failure::Wait);
-        assert!(is_damage(&Error::DataLost) && !is_damage(&Error::NotFound));
     }
 }

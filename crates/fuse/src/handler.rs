@@ -6,8 +6,9 @@
 //! the same transports carry the engine's server and the in-memory one of tests and benchmarks.
 
 pub use crate::deferred::DeferredReply;
-use crate::errno::Errno;
+use crate::errno::{Errno, errno};
 use crate::proto::{InHeader, NodeId, Opcode};
+use larder_fs::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A request: head, fixed structure, and what follows it (names, data).
@@ -75,6 +76,23 @@ impl From<Errno> for Failure {
     fn from(e: Errno) -> Self {
         Self::Errno(e)
     }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        if matches!(error, Error::WouldBlock) {
+            return Self::Wait;
+        }
+        if is_damage(&error) {
+            tracing::error!(%error, "request failed");
+        }
+        Self::Errno(errno(&error))
+    }
+}
+
+/// Should this error be in the log, too, and not only go to the caller?
+fn is_damage(error: &Error) -> bool {
+    matches!(error, Error::Corrupt { .. } | Error::Volume(_) | Error::DataLost)
 }
 
 /// Outcome of a request: the length of the reply in the buffer, or why there is none.
@@ -222,6 +240,13 @@ mod tests {
         let bad = Request { data: b"endless", arg: &arg.as_bytes()[..7], ..request };
         assert_eq!(bad.name(), Err(Errno::INVAL));
         assert_eq!(bad.arg::<MknodIn>().err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn a_refusal_to_wait_is_no_error() {
+        assert_eq!(Failure::from(Error::WouldBlock), Failure::Wait);
+        assert_eq!(Failure::from(Error::NotFound), Failure::Errno(Errno::NOENT));
+        assert!(is_damage(&Error::DataLost) && !is_damage(&Error::NotFound));
     }
 
     #[test]

@@ -3,25 +3,35 @@
 //! Root mounts with mount(2): type `fuse.larder`, or `fuseblk.larder` when the source is a block
 //! device. Only with `fuseblk` do `sync`, `syncfs` and `umount` reach the daemon and wait for it.
 //! Ordinary users go through the setuid program `fusermount3` (module `fusermount`). A daemon in a
-//! [sandbox](crate::sandbox) has its [`MountHelper`] do both. An error says what is missing on the
-//! machine, and what to do about it.
+//! [sandbox](crate::sandbox) has its [`MountHelper`](crate::MountHelper) do both. An error says
+//! what is missing on the machine, and what to do about it.
 
 pub(crate) mod backing;
 mod fusermount;
 
-use crate::helper::MountHelper;
-use crate::transport::Transport;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::ffi::{CString, OsString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Whether the kernel offers FUSE over io_uring; root may change it.
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Which transport to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// io_uring if the kernel offers it, else `/dev/fuse`.
+    #[default]
+    Auto,
+    /// Only `/dev/fuse`.
+    DevFuse,
+    /// io_uring, or fail.
+    Uring,
+}
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -123,40 +133,18 @@ pub enum MountError {
     },
 }
 
-/// A mount that waits to be served.
+/// A mount that was just made.
 #[derive(Debug)]
-pub struct Mounted {
+pub(crate) struct NewMount {
     pub(crate) fuse: OwnedFd,
     pub(crate) mountpoint: PathBuf,
-    pub(crate) options: MountOptions,
-    /// The kernel checks permissions.
     pub(crate) kernel_permissions: bool,
-    /// Mounted as `fuseblk`: `umount` waits for DESTROY.
-    pub fuseblk: bool,
-    /// FUSE over io_uring was off and has been turned on, for the whole machine, until somebody
-    /// turns it off.
-    pub enabled_uring: bool,
-    pub(crate) helper: MountHelper,
-}
-
-impl Mounted {
-    pub(crate) fn fuse_fd(&self) -> BorrowedFd<'_> {
-        self.fuse.as_fd()
-    }
-    /// Where it is mounted.
-    #[must_use]
-    pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
-    }
-    /// Can end the mount from another thread, and knows its clients' descriptors.
-    #[must_use]
-    pub fn helper(&self) -> &MountHelper {
-        &self.helper
-    }
+    pub(crate) fuseblk: bool,
+    pub(crate) enabled_uring: bool,
 }
 
 /// Ends a mount by its place, whichever process made it: for `larder umount`. A server asks its
-/// [`MountHelper`].
+/// [`MountHelper`](crate::MountHelper).
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     mountpoint: PathBuf,
@@ -217,19 +205,12 @@ pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED))
 }
 
-/// Mounts `source` (a device or an image; it only names the mount unless it is a block device) on
-/// `mountpoint`.
-///
-/// The kernel then waits for [`serve`](crate::serve): until that runs, a process that enters the
-/// mount point hangs.
-///
-/// # Errors
-/// See [`MountError`].
-pub fn mount(
+/// Makes a mount of `source`, which only names it unless it is a block device.
+pub(crate) fn make(
     source: &Path,
     mountpoint: &Path,
-    options: MountOptions,
-) -> Result<Mounted, MountError> {
+    options: &MountOptions,
+) -> Result<NewMount, MountError> {
     if is_dead(mountpoint) {
         return Err(MountError::DeadMount(mountpoint.to_owned()));
     }
@@ -251,8 +232,7 @@ pub fn mount(
     } else {
         OsString::from(&options.fsname)
     };
-    let request =
-        MountCall { fsname, kernel_permissions, options: &options, mountpoint: &mountpoint };
+    let request = MountCall { fsname, kernel_permissions, options, mountpoint: &mountpoint };
     let block_device =
         std::fs::metadata(source).is_ok_and(|m| m.file_type().is_block_device()) && options.fuseblk;
     let fuse = open_fuse()?;
@@ -267,8 +247,7 @@ pub fn mount(
             Err(rustix::io::Errno::PERM) => (fusermount::mount(&request)?, false),
             Err(e) => return Err(MountError::Mount { path: mountpoint, source: e.into() }),
         };
-    let helper = MountHelper::in_process(&mountpoint);
-    Ok(Mounted { fuse, mountpoint, kernel_permissions, fuseblk, enabled_uring, options, helper })
+    Ok(NewMount { fuse, mountpoint, kernel_permissions, fuseblk, enabled_uring })
 }
 
 /// Turns FUSE over io_uring on. True if it was off and is on now.
@@ -413,11 +392,11 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::write(&file, b"").unwrap();
         assert!(matches!(
-            mount(Path::new("x"), &file, MountOptions::default()),
+            make(Path::new("x"), &file, &MountOptions::default()),
             Err(MountError::NotDirectory(p)) if p.ends_with("file")
         ));
         assert!(matches!(
-            mount(Path::new("x"), &dir.path().join("absent"), MountOptions::default()),
+            make(Path::new("x"), &dir.path().join("absent"), &MountOptions::default()),
             Err(MountError::Mountpoint { .. })
         ));
         assert!(!is_dead(dir.path()));

@@ -17,7 +17,6 @@
 
 use crate::nodes::Nodes;
 use crate::notify::Notifier;
-use crate::server::Server;
 use crate::transport::SharedTransport;
 use larder_fs::{Filesystem, InodeId};
 use parking_lot::{Mutex, RwLock};
@@ -26,10 +25,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// All mounts of one file system.
-#[derive(Debug, Default)]
-pub struct MountGroup {
-    pub(crate) transport: SharedTransport<Server>,
+/// All mounts of one file system; `H` answers their requests.
+#[derive(Debug)]
+pub struct MountGroup<H> {
+    pub(crate) transport: SharedTransport<H>,
     /// Two members overlap.
     overlap: AtomicBool,
     members: RwLock<Members>,
@@ -115,7 +114,19 @@ pub enum Remaining {
     Nobody,
 }
 
-impl MountGroup {
+impl<H> Default for MountGroup<H> {
+    fn default() -> Self {
+        Self {
+            transport: SharedTransport::default(),
+            overlap: AtomicBool::default(),
+            members: RwLock::default(),
+            closed: Mutex::default(),
+            waited_for: Mutex::default(),
+        }
+    }
+}
+
+impl<H> MountGroup<H> {
     /// Adds a mount of this front end, which will be made with these options.
     ///
     /// # Errors

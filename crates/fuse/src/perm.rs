@@ -10,6 +10,7 @@ use crate::acl::Acl;
 use crate::errno::Errno;
 use crate::proto::InHeader;
 use larder_fs::{Attr, FileKind};
+use larder_proc::Status;
 
 /// Read, write and execute (search, for directories), as bits of `want`.
 pub(crate) const READ: u8 = 4;
@@ -47,18 +48,13 @@ impl Caller {
     pub(crate) fn is_in(self, group: u32) -> bool {
         self.gid == group
             || (self.pid != 0
-                && std::fs::read_to_string(format!("/proc/{}/status", self.pid))
-                    .is_ok_and(|status| groups(&status).any(|g| g == group)))
+                && Status::of(self.pid).is_ok_and(|status| groups(&status).any(|g| g == group)))
     }
 }
 
-fn groups(status: &str) -> impl Iterator<Item = u32> {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("Groups:"))
-        .unwrap_or_default()
-        .split_ascii_whitespace()
-        .filter_map(|g| g.parse().ok())
+fn groups(status: &Status) -> impl Iterator<Item = u32> {
+    let groups = status.field("Groups").unwrap_or_default();
+    groups.split_ascii_whitespace().filter_map(|g| g.parse().ok())
 }
 
 /// May the caller do all of `want` with the inode?
@@ -221,11 +217,9 @@ mod tests {
 
     #[test]
     fn groups_are_read_from_status() {
-        assert_eq!(
-            groups("Name:\tx\nGroups:\t4 24 1000 \nNgid:\t0\n").collect::<Vec<_>>(),
-            [4, 24, 1000]
-        );
-        assert_eq!(groups("").count(), 0);
+        let status = Status::from(&b"Name:\t\xff\nGroups:\t4 24 1000 \nNgid:\t0\n"[..]);
+        assert_eq!(groups(&status).collect::<Vec<_>>(), [4, 24, 1000]);
+        assert_eq!(groups(&Status::from(&b""[..])).count(), 0);
         let me = Caller { uid: 1, gid: u32::MAX, pid: std::process::id() };
         for group in rustix::process::getgroups().unwrap() {
             assert!(me.is_in(group.as_raw()));

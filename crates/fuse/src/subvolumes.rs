@@ -15,7 +15,7 @@
 //! [`IOC_SNAPSHOT`] takes the source's inode number instead of a descriptor. The inode and offset
 //! of [`IOC_FIND_NEW`] say where to begin.
 
-use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, ioc, open, write_back_pages};
+use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, hex, ioc, open, write_back_pages};
 use larder_fs::{NewExtent, SubvolInfo, Timestamp};
 use serde_json::{Value, json};
 use std::io;
@@ -222,7 +222,7 @@ pub fn describe_new(e: &NewExtent, path: Option<&[u8]>) -> Value {
 /// A subvolume as JSON.
 #[must_use]
 pub fn describe(s: &SubvolInfo, path: &[u8]) -> Value {
-    let uuid = |u: [u8; 16]| (u != [0; 16]).then(|| crate::server::hex(&u));
+    let uuid = |u: [u8; 16]| (u != [0; 16]).then(|| hex(&u));
     let time = |t: Timestamp| (t != Timestamp::default()).then_some(t.sec);
     json!({
         "id": s.id.0,

@@ -7,7 +7,7 @@
 //! Of the idle threads the one that worked last gets the next job: its stack and what it has looked
 //! at are still in the caches. The others stay idle and end.
 
-use crate::transport::priority;
+use crate::priority;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;

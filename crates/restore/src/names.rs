@@ -6,11 +6,10 @@
 //! that is its own ancestor.
 
 use crate::tree::Item;
-use larder_format::KeyType;
-use larder_format::TreeId;
 use larder_format::items::dir::is_plain_name;
 use larder_format::items::inode::mode_to_type;
 use larder_format::items::{DirEntries, ExtRefs, FileType, InodeItem, InodeRefs};
+use larder_format::{KeyType, ObjectId, TreeId};
 use smallvec::SmallVec;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 /// Directory for what has no place.
 pub(crate) const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// Inode of a subvolume's root directory.
-pub(crate) const TOP: u64 = 256;
+pub(crate) const TOP: ObjectId = ObjectId::FIRST_FREE;
 /// Deepest directory; a chain that is longer is taken for a circle.
 const DEEPEST: usize = 2048;
 
@@ -34,14 +33,14 @@ pub(crate) struct Inode {
     /// Links that its item counts.
     pub(crate) nlink: u32,
     /// Directory and name, the one that sorts first in front.
-    pub(crate) names: SmallVec<[(u64, Name); 1]>,
+    pub(crate) names: SmallVec<[(ObjectId, Name); 1]>,
     /// As a directory: bytes of the names in it.
     pub(crate) name_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leads {
-    Inode(u64),
+    Inode(ObjectId),
     Subvolume(TreeId),
 }
 
@@ -54,17 +53,17 @@ struct Claim {
 /// Collects names while a tree is walked.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
-    inodes: HashMap<u64, Inode>,
-    claims: BTreeMap<(u64, Name), Claim>,
+    inodes: HashMap<ObjectId, Inode>,
+    claims: BTreeMap<(ObjectId, Name), Claim>,
     conflicts: u64,
 }
 
 /// All names of a subvolume.
 #[derive(Debug)]
 pub(crate) struct Names {
-    pub(crate) inodes: HashMap<u64, Inode>,
+    pub(crate) inodes: HashMap<ObjectId, Inode>,
     /// Subvolumes that hang here: directory, name, tree.
-    pub(crate) mounts: Vec<(u64, Vec<u8>, TreeId)>,
+    pub(crate) mounts: Vec<(ObjectId, Vec<u8>, TreeId)>,
     /// Names that two inodes claimed.
     pub(crate) conflicts: u64,
 }
@@ -72,7 +71,7 @@ pub(crate) struct Names {
 impl Collector {
     /// Takes what an item says about names. Items that cannot be understood say nothing.
     pub(crate) fn item(&mut self, item: &Item<'_>) {
-        let object = item.key.objectid.0;
+        let object = item.key.objectid;
         match item.key.kind {
             KeyType::INODE_ITEM => {
                 if let Ok(i) = InodeItem::parse(item.data) {
@@ -84,12 +83,12 @@ impl Collector {
             }
             KeyType::INODE_REF => {
                 for r in InodeRefs::new(item.data).map_while(Result::ok) {
-                    self.claim(item.key.offset, r.name, Leads::Inode(object), false);
+                    self.claim(ObjectId(item.key.offset), r.name, Leads::Inode(object), false);
                 }
             }
             KeyType::INODE_EXTREF => {
                 for r in ExtRefs::new(item.data).map_while(Result::ok) {
-                    self.claim(r.parent.0, r.name, Leads::Inode(object), false);
+                    self.claim(r.parent, r.name, Leads::Inode(object), false);
                 }
             }
             KeyType::DIR_ITEM | KeyType::DIR_INDEX => {
@@ -97,9 +96,9 @@ impl Collector {
                     let to = e.location.objectid;
                     match e.location.kind {
                         KeyType::INODE_ITEM => {
-                            let inode = self.inodes.entry(to.0).or_default();
+                            let inode = self.inodes.entry(to).or_default();
                             inode.kind = inode.kind.or(Some(e.kind));
-                            self.claim(object, e.name, Leads::Inode(to.0), true);
+                            self.claim(object, e.name, Leads::Inode(to), true);
                         }
                         KeyType::ROOT_ITEM => {
                             self.claim(object, e.name, Leads::Subvolume(to), true)
@@ -112,7 +111,7 @@ impl Collector {
         }
     }
 
-    fn claim(&mut self, dir: u64, name: &[u8], to: Leads, by_directory: bool) {
+    fn claim(&mut self, dir: ObjectId, name: &[u8], to: Leads, by_directory: bool) {
         // The root directory refers to itself as `..`.
         if to == Leads::Inode(TOP) {
             return;
@@ -158,7 +157,7 @@ impl Collector {
 
 impl Names {
     /// Paths of an inode below its subvolume's root; the root's own is empty. Never none.
-    pub(crate) fn paths(&self, ino: u64) -> Vec<Vec<u8>> {
+    pub(crate) fn paths(&self, ino: ObjectId) -> Vec<Vec<u8>> {
         if ino == TOP {
             return vec![Vec::new()];
         }
@@ -172,7 +171,7 @@ impl Names {
     }
 
     /// Path of a name in a directory; `None` if it cannot stand in a directory of the host.
-    fn below(&self, dir: u64, name: &[u8], ino: u64) -> Option<Vec<u8>> {
+    fn below(&self, dir: ObjectId, name: &[u8], ino: ObjectId) -> Option<Vec<u8>> {
         if !is_plain_name(name) {
             return None;
         }
@@ -207,14 +206,14 @@ impl Names {
     }
 
     /// Path of a directory, for what hangs in it.
-    pub(crate) fn in_dir(&self, dir: u64, name: &[u8]) -> Option<Vec<u8>> {
-        self.below(dir, name, 0)
+    pub(crate) fn in_dir(&self, dir: ObjectId, name: &[u8]) -> Option<Vec<u8>> {
+        self.below(dir, name, ObjectId(0))
     }
 }
 
 /// Where something without a place is put.
-fn lost(ino: u64) -> Vec<u8> {
-    [LOST_AND_FOUND, b"/inode-", ino.to_string().as_bytes()].concat()
+fn lost(ino: ObjectId) -> Vec<u8> {
+    [LOST_AND_FOUND, b"/inode-", ino.0.to_string().as_bytes()].concat()
 }
 
 #[cfg(test)]
@@ -224,14 +223,15 @@ mod tests {
     fn names(list: &[(u64, &[u8], u64)]) -> Names {
         let mut c = Collector::default();
         for (dir, name, ino) in list {
-            c.inodes.entry(*ino).or_default();
-            c.claim(*dir, name, Leads::Inode(*ino), true);
+            let ino = ObjectId(*ino);
+            c.inodes.entry(ino).or_default();
+            c.claim(ObjectId(*dir), name, Leads::Inode(ino), true);
         }
         c.finish()
     }
 
     fn paths(n: &Names, ino: u64) -> Vec<String> {
-        n.paths(ino).into_iter().map(|p| String::from_utf8(p).unwrap()).collect()
+        n.paths(ObjectId(ino)).into_iter().map(|p| String::from_utf8(p).unwrap()).collect()
     }
 
     #[test]
@@ -265,9 +265,9 @@ mod tests {
     #[test]
     fn a_directory_decides_who_owns_a_name() {
         let mut c = Collector::default();
-        c.claim(256, b"x", Leads::Inode(300), false);
-        c.claim(256, b"x", Leads::Inode(301), true);
-        c.claim(256, b"x", Leads::Inode(302), false);
+        for (ino, by_directory) in [(300, false), (301, true), (302, false)] {
+            c.claim(TOP, b"x", Leads::Inode(ObjectId(ino)), by_directory);
+        }
         let n = c.finish();
         assert_eq!((paths(&n, 301), n.conflicts), (vec!["x".into()], 2));
         assert_eq!(paths(&n, 300), ["lost+found/inode-300"]);

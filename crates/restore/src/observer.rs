@@ -4,7 +4,7 @@
 //! millions. The rest of the crate decides *what* is lost; the observer decides how that is shown,
 //! and whether it is remembered.
 
-use larder_format::TreeId;
+use larder_format::{ObjectId, TreeId};
 
 /// What is being done; for progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Loss {
     /// Subvolume or other tree.
     pub tree: TreeId,
     /// Inode, where one is concerned.
-    pub inode: Option<u64>,
+    pub inode: Option<ObjectId>,
     /// Path below the destination, where one is known.
     pub path: Option<Vec<u8>>,
     /// What was lost, as a phrase.
@@ -36,7 +36,7 @@ pub struct Entry<'a> {
     /// Subvolume.
     pub tree: TreeId,
     /// Inode.
-    pub inode: u64,
+    pub inode: ObjectId,
     /// Path below the destination.
     pub path: &'a [u8],
     /// Mode with type.

@@ -171,7 +171,7 @@ struct Job<'a, 'o> {
 }
 
 impl<'a, 'o> Job<'a, 'o> {
-    fn lose(&mut self, tree: TreeId, inode: Option<u64>, path: Option<&[u8]>, what: String) {
+    fn lose(&mut self, tree: TreeId, inode: Option<ObjectId>, path: Option<&[u8]>, what: String) {
         self.report.losses += 1;
         self.reader.observer().loss(&Loss { tree, inode, path: path.map(<[u8]>::to_vec), what });
     }
@@ -325,7 +325,7 @@ fn join(prefix: &[u8], path: &[u8]) -> Vec<u8> {
 
 /// An inode whose items are coming in.
 struct Current {
-    ino: u64,
+    ino: ObjectId,
     item: Option<InodeItem>,
     kind: FileType,
     /// Paths that are asked for, below the destination.
@@ -356,7 +356,7 @@ struct Writer<'a, 'j, 'o> {
     /// Attributes to be set at the end, by path.
     directories: BTreeMap<Vec<u8>, (InodeItem, Vec<Xattr>)>,
     /// Inodes that came up; only kept where something may be missing.
-    seen: BTreeSet<u64>,
+    seen: BTreeSet<ObjectId>,
     current: Option<Current>,
     done: u64,
 }
@@ -432,7 +432,7 @@ impl Writer<'_, '_, '_> {
         if self.job.reader.observer().is_over() {
             return Err(Error::Stopped);
         }
-        let ino = item.key.objectid.0;
+        let ino = item.key.objectid;
         if self.current.as_ref().is_none_or(|c| c.ino != ino) {
             self.finish()?;
             self.begin(ino, item);
@@ -465,7 +465,7 @@ impl Writer<'_, '_, '_> {
     }
 
     /// Starts an inode, if it is one that is asked for.
-    fn begin(&mut self, ino: u64, first: &Item<'_>) {
+    fn begin(&mut self, ino: ObjectId, first: &Item<'_>) {
         let known = self.names.inodes.get(&ino);
         let item = (first.key.kind == KeyType::INODE_ITEM)
             .then(|| InodeItem::parse(first.data).ok().copied())
@@ -748,7 +748,7 @@ impl Writer<'_, '_, '_> {
         if self.gaps.is_empty() {
             return Ok(());
         }
-        let mut gone: Vec<u64> =
+        let mut gone: Vec<ObjectId> =
             self.names.inodes.keys().copied().filter(|i| !self.seen.contains(i)).collect();
         gone.sort_unstable();
         for ino in gone {

@@ -346,14 +346,9 @@ fn nothing_is_lost_in_silence() {
         let mut lossy = 0;
         for seed in 0..12u64 {
             let (_dir, image, dest) = work(sample);
-            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-            let mut blocks = Vec::new();
-            for _ in 0..1 + seed % 4 {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                blocks.push(all[(state % all.len() as u64) as usize]);
-            }
+            let mut random = fastrand::Rng::with_seed(seed);
+            let blocks: Vec<_> =
+                (0..1 + seed % 4).map(|_| all[random.usize(..all.len())]).collect();
             destroy(&image, &blocks);
             let (report, ears) = run(&image, &everything(&dest));
             report.unwrap();
@@ -664,13 +659,8 @@ fn mutated_nodes_do_no_harm() {
     for seed in 0..24u64 {
         let (_dir, image, dest) = work(sample);
         let file = std::fs::File::options().write(true).open(&image).unwrap();
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut random = |n: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 8) as usize % n
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut random = |n: usize| random.usize(..n);
         for _ in 0..1 + random(200) {
             let at = places[random(places.len())];
             let mut bytes = original[at..at + node].to_vec();

@@ -20,7 +20,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A moment on the device's clock. Every submission, every completion and every [`SimDevice::mark`]
@@ -280,7 +280,6 @@ pub struct SimDevice {
     faults: Mutex<Vec<FaultState>>,
     gates: RwLock<Vec<Arc<GateState>>>,
     counters: Counters,
-    off: AtomicBool,
 }
 
 impl fmt::Debug for SimDevice {
@@ -311,7 +310,6 @@ impl SimDevice {
             faults: Mutex::default(),
             gates: RwLock::default(),
             counters: Counters::default(),
-            off: AtomicBool::new(false),
         }
     }
     /// With this name in messages.
@@ -388,11 +386,6 @@ impl SimDevice {
         self.faults.lock().clear();
     }
 
-    /// From now on every access fails: nothing that still runs can change the device.
-    pub fn power_off(&self) {
-        self.off.store(true, Ordering::SeqCst);
-    }
-
     /// Holds accesses that match, after their submission was recorded and before they take effect,
     /// until the gate is opened or dropped.
     pub fn gate(
@@ -409,9 +402,6 @@ impl SimDevice {
     }
 
     fn check(&self, access: &Access, len: usize) -> io::Result<()> {
-        if self.off.load(Ordering::SeqCst) {
-            return Err(io::Error::other("the simulated device has no power"));
-        }
         if access.at.checked_add(len as u64).is_none_or(|end| end > self.size) {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
@@ -503,7 +493,7 @@ impl SimDevice {
             Effect::Half => access.at + access.len / 2 / 512 * 512,
             Effect::All => access.at + access.len,
         };
-        if end > access.at && !self.off.load(Ordering::SeqCst) {
+        if end > access.at {
             let mut image = self.image.write();
             for piece in pieces.iter().filter_map(|p| p.clip(access.at..end)) {
                 image.put(&piece);
@@ -522,7 +512,7 @@ struct Begun {
 }
 
 /// How the message of a panic begins that a [`Fault`] asked for.
-pub const INJECTED_PANIC: &str = "injected panic";
+pub(crate) const INJECTED_PANIC: &str = "injected panic";
 
 /// A fault that strikes.
 struct Strike {
@@ -796,14 +786,5 @@ mod tests {
         assert!(ops[1].completed.unwrap().at < ops[0].completed.unwrap().at);
         drop(gate);
         d.write_at(Physical(0), &[2; 512]).unwrap();
-    }
-
-    #[test]
-    fn nothing_changes_after_the_power_went() {
-        let d = device();
-        d.power_off();
-        assert!(d.write_at(Physical(0), b"x").is_err());
-        assert!(d.flush().is_err());
-        assert_eq!(d.counts().writes, 0);
     }
 }

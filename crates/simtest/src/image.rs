@@ -133,7 +133,7 @@ impl Image {
     }
 
     /// Replaces a page.
-    pub fn set_page(&mut self, number: u64, page: Arc<Page>) {
+    pub(crate) fn set_page(&mut self, number: u64, page: Arc<Page>) {
         if let Some(sum) = self.hash {
             let old = self.page(number).map_or(0, |p| contribution(number, p));
             self.hash = Some(sum.wrapping_sub(old).wrapping_add(contribution(number, &page)));
@@ -187,7 +187,7 @@ impl Image {
     }
 
     /// [`Image::freeze`], if the overlay has grown so large that copying it costs more.
-    pub fn freeze_if_large(&mut self) {
+    pub(crate) fn freeze_if_large(&mut self) {
         if self.over.len() > 64 + self.base.len() / 16 {
             self.freeze();
         }
@@ -246,7 +246,7 @@ pub struct Piece {
 impl Piece {
     /// The part of the piece that lies in a range of the disk; `None` if there is none.
     #[must_use]
-    pub fn clip(&self, range: Range<u64>) -> Option<Self> {
+    pub(crate) fn clip(&self, range: Range<u64>) -> Option<Self> {
         let page = self.page * PAGE as u64;
         let start = (page + self.start as u64).max(range.start);
         let end = (page + self.end as u64).min(range.end);

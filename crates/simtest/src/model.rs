@@ -94,7 +94,7 @@ impl Domain {
 
     /// Records that the last operation was not a sync of everything, but came with a commit: in one
     /// of its steps, or as an `fsync` that no log could do.
-    pub fn has_committed(&mut self) {
+    pub(crate) fn has_committed(&mut self) {
         if let Some(last) = self.done.last_mut() {
             last.committed = true;
         }

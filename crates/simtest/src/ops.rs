@@ -70,7 +70,7 @@ impl Alloc {
     ];
     /// May it make the file grow?
     #[must_use]
-    pub fn grows(self) -> bool {
+    pub(crate) fn grows(self) -> bool {
         matches!(self, Self::Reserve | Self::Zero)
     }
     /// Does what was in the range become zero?
@@ -151,7 +151,7 @@ impl Op {
 
     /// The paths it names, changed by `rename`.
     #[must_use]
-    pub fn map_paths(&self, rename: &impl Fn(&str) -> String) -> Self {
+    pub(crate) fn map_paths(&self, rename: &impl Fn(&str) -> String) -> Self {
         let mut op = self.clone();
         match &mut op {
             Self::Create(p)

@@ -7,7 +7,7 @@
 use crate::workload::Workload;
 
 /// Name and text of the scenarios that fit into a line.
-pub const LINES: &[(&str, &str)] = &[
+pub(crate) const LINES: &[(&str, &str)] = &[
     ("L-N01", "new f; f[0,12K)=a; F f"),
     ("L-N01-byte", "new f; f[0,1)=a; F f"),
     ("L-N01-inline", "new f; f[0,2K)=a; F f"),

@@ -99,7 +99,11 @@ fn parent<'p>(
 ///
 /// # Errors
 /// What the engine says.
-pub fn run_op(fs: &Filesystem, handles: &mut Handles, op: &Op) -> Result<Option<u64>, Error> {
+pub(crate) fn run_op(
+    fs: &Filesystem,
+    handles: &mut Handles,
+    op: &Op,
+) -> Result<Option<u64>, Error> {
     let at = |path: &str, handles: &Handles| resolve(fs, handles, path);
     match op {
         Op::Create(path) => return make(fs, handles, path, FileKind::Regular, 0, ""),

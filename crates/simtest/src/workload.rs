@@ -69,7 +69,7 @@ impl Workload {
 
     /// Can [`Workload::text`] be run again as it is?
     #[must_use]
-    pub fn is_single(&self) -> bool {
+    pub(crate) fn is_single(&self) -> bool {
         self.segments.iter().all(|s| s.threads.len() == 1)
     }
 }
@@ -80,7 +80,7 @@ fn p(path: &str) -> String {
 
 /// The operations that sequences are made of.
 #[must_use]
-pub fn core_ops() -> Vec<Op> {
+pub(crate) fn core_ops() -> Vec<Op> {
     const FILES: [&str; 4] = ["f", "g", "A/f", "A/g"];
     let write =
         |path: &str, from, to, fill| Op::Write { path: p(path), range: Bytes { from, to }, fill };

@@ -36,7 +36,7 @@ impl Content {
         self.pages.get(&n).map(|p| &**p)
     }
     /// Numbers of the pages that are not zero.
-    pub fn page_numbers(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn page_numbers(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages.keys().copied()
     }
     fn change(&mut self, range: Range<u64>, mut with: impl FnMut(u64, &mut [u8])) {
@@ -222,7 +222,7 @@ pub struct World {
 
 /// Permission bits of new files, directories and the rest.
 #[must_use]
-pub fn new_perm(kind: FileKind) -> u32 {
+pub(crate) fn new_perm(kind: FileKind) -> u32 {
     match kind {
         FileKind::Directory => 0o755,
         FileKind::Symlink => 0o777,
@@ -232,7 +232,7 @@ pub fn new_perm(kind: FileKind) -> u32 {
 
 /// Device number of a special file, in the engine's form.
 #[must_use]
-pub fn special_kind(special: Special) -> (FileKind, u64) {
+pub(crate) fn special_kind(special: Special) -> (FileKind, u64) {
     match special {
         Special::Fifo => (FileKind::Fifo, 0),
         Special::Socket => (FileKind::Socket, 0),
@@ -308,7 +308,7 @@ impl World {
         }
     }
     /// Changes an inode in place: for worlds that are found, not made.
-    pub fn node_mut(&mut self, ino: Ino) -> &mut Node {
+    pub(crate) fn node_mut(&mut self, ino: Ino) -> &mut Node {
         Arc::make_mut(self.nodes.get_mut(&ino).expect("inode exists"))
     }
     fn dir_mut(&mut self, dir: Ino) -> &mut BTreeMap<String, Ino> {

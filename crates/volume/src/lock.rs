@@ -150,8 +150,9 @@ mod os {
             (words.next()? == "FLOCK").then_some(())?;
             let pid = words.nth(2)?.parse::<u32>().ok()?;
             (words.next()?.rsplit(':').next()? == inode).then_some(())?;
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-            Some(format!("process {pid} ({})", name.trim()))
+            // The kernel cuts names after 15 bytes, be it in the middle of a letter.
+            let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+            Some(format!("process {pid} ({})", String::from_utf8_lossy(&name).trim()))
         })
     }
 
@@ -180,43 +181,17 @@ mod os {
         matches!(open, Err(e) if e.raw_os_error() == Some(libc::EBUSY))
     }
 
-    /// Where a block device is mounted, according to this process's mount table. It is parsed here,
-    /// for `procfs` gives up on a table with a path that is not UTF-8.
+    /// Where a block device is mounted, according to this process's mount table.
     fn mounted_at(rdev: u64) -> Option<PathBuf> {
-        let table = fs::read("/proc/thread-self/mountinfo").ok()?;
-        let number = format!("{}:{}", major(rdev), minor(rdev));
-        table.split(|b| *b == b'\n').find_map(|line| {
-            let mut words = line.split(|b| *b == b' ');
-            let device = words.nth(2)?;
-            let point = words.nth(1)?;
-            // Optional fields end with "-"; then the type and the source.
-            let source = unescape(words.skip_while(|w| *w != b"-").nth(2)?);
+        larder_proc::mounts().ok()?.into_iter().find_map(|mount| {
+            let source = Path::new(&mount.source);
             // btrfs shows an anonymous device number, hence the look at the source.
-            let same = device == number.as_bytes()
-                || source.starts_with(b"/")
-                    && fs::metadata(Path::new(std::ffi::OsStr::from_bytes(&source)))
+            let same = mount.device == rdev
+                || source.is_absolute()
+                    && fs::metadata(source)
                         .is_ok_and(|m| m.file_type().is_block_device() && m.rdev() == rdev);
-            same.then(|| PathBuf::from(std::ffi::OsStr::from_bytes(&unescape(point))))
+            same.then_some(mount.point)
         })
-    }
-
-    /// Undoes the octal escapes of `/proc` tables.
-    pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(word.len());
-        let mut i = 0;
-        while i < word.len() {
-            let digits = word
-                .get(i + 1..i + 4)
-                .filter(|d| word[i] == b'\\' && d.iter().all(|b| (b'0'..=b'7').contains(b)));
-            if let Some(d) = digits {
-                out.push(d.iter().fold(0u8, |v, b| v.wrapping_mul(8).wrapping_add(b - b'0')));
-                i += 4;
-            } else {
-                out.push(word[i]);
-                i += 1;
-            }
-        }
-        out
     }
 
     /// The loop device that has the file as its backing file, if that makes the file unusable.
@@ -327,12 +302,6 @@ mod tests {
         assert!(FileDevice::open_despite_users(&path).is_ok());
         drop(writer);
         FileDevice::open(&path, OpenMode::Write).unwrap();
-    }
-
-    #[test]
-    fn the_mount_table_is_unescaped() {
-        assert_eq!(os::unescape(br"/a\040b\134c\11"), br"/a b\c\11");
-        assert_eq!(os::unescape(br"\"), br"\");
     }
 
     struct Loop(String);

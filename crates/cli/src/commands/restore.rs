@@ -166,7 +166,7 @@ impl Observer for Console {
             if nth < MOST as u64 {
                 let value = json!({
                     "tree": loss.tree.0.cast_signed(),
-                    "inode": loss.inode,
+                    "inode": loss.inode.map(|inode| inode.0),
                     "path": path,
                     "what": loss.what,
                 });
@@ -185,7 +185,7 @@ impl Observer for Console {
         if self.json {
             let value = json!({
                 "subvolume": entry.tree.0,
-                "inode": entry.inode,
+                "inode": entry.inode.0,
                 "path": path,
                 "mode": format!("{:o}", entry.mode),
                 "size": entry.size,

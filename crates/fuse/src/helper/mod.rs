@@ -14,12 +14,14 @@
 //! [`MountHelper::from_socket`]). `docs/FUSE.md` says why it is cut like this, and what happens
 //! when one of the two processes dies.
 
+mod mounted;
 mod server;
 mod wire;
 
+pub use mounted::{Mounted, mount};
 pub use server::{Ended, HelperConfig, serve_daemon};
 
-use crate::mount::{MountError, MountOptions, Mounted, Unmounter, backing};
+use crate::mount::{MountError, MountOptions, Unmounter, backing};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

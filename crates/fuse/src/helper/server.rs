@@ -2,7 +2,7 @@
 
 use super::inode_of;
 use super::wire::{self, HelperReply, HelperRequest, Op};
-use crate::mount::{MountOptions, Unmounter, backing, mount};
+use crate::mount::{MountOptions, Unmounter, backing, make};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -95,7 +95,7 @@ impl HelperServer<'_> {
             );
         }
         let HelperConfig { source, mountpoint, options } = self.config;
-        match mount(source, mountpoint, options.clone()) {
+        match make(source, mountpoint, options) {
             Ok(mounted) => {
                 self.mounted = true;
                 self.device = backing::device(mountpoint);

@@ -11,6 +11,8 @@
 //! file system has.
 
 use crate::proto::init::MAX_WRITE;
+use larder_proc::Mount;
+use rustix::fs::{major, minor};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -29,10 +31,9 @@ pub(crate) fn share_dirty_pages(mountpoint: &Path) {
 }
 
 fn set(mountpoint: &Path, values: &[(&str, &str)]) {
-    let Ok(table) = std::fs::read_to_string("/proc/thread-self/mountinfo") else { return };
-    let Some(entry) = entry_of(&table, mountpoint) else { return };
+    let Some(mount) = mount_on(mountpoint) else { return };
     for (name, value) in values {
-        let setting = format!("/sys/class/bdi/{}/{name}", entry.backing_device());
+        let setting = format!("/sys/class/bdi/{}/{name}", backing_device(&mount));
         if let Err(error) = std::fs::write(&setting, value) {
             tracing::debug!(%setting, %error, "stays as it is");
         }
@@ -42,64 +43,18 @@ fn set(mountpoint: &Path, values: &[(&str, &str)]) {
 /// Number of the device that is mounted there, as `stat` of its files shows it. The last mount
 /// counts.
 pub(crate) fn device(mountpoint: &Path) -> Option<u64> {
-    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").ok()?;
-    number(entry_of(&table, mountpoint)?.device)
-}
-
-fn number(device: &str) -> Option<u64> {
-    let (major, minor) = device.split_once(':')?;
-    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
-}
-
-/// A line of the mount table.
-#[derive(Debug, PartialEq, Eq)]
-struct MountTableEntry<'a> {
-    /// `major:minor`.
-    device: &'a str,
-    kind: &'a str,
-}
-
-impl MountTableEntry<'_> {
-    /// Its name in sysfs. A mount on a block device has its own one besides that of the device.
-    fn backing_device(&self) -> String {
-        let suffix = if self.kind.starts_with("fuseblk") { "-fuseblk" } else { "" };
-        format!("{}{suffix}", self.device)
-    }
+    mount_on(mountpoint).map(|mount| mount.device)
 }
 
 /// What is mounted there; the last mount counts.
-fn entry_of<'a>(mountinfo: &'a str, mountpoint: &Path) -> Option<MountTableEntry<'a>> {
-    mountinfo.lines().rev().find_map(|line| {
-        let mut fields = line.split(' ');
-        let device = fields.nth(2)?;
-        let path = fields.nth(1)?;
-        let kind = fields.skip_while(|field| *field != "-").nth(1)?;
-        (unescape(path) == mountpoint.as_os_str().as_bytes())
-            .then_some(MountTableEntry { device, kind })
-    })
+fn mount_on(mountpoint: &Path) -> Option<Mount> {
+    larder_proc::mounts().ok()?.into_iter().rfind(|mount| mount.point == mountpoint)
 }
 
-/// The table writes blanks and backslashes as a backslash and three octal digits.
-fn unescape(text: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, tail)) = rest.split_first() {
-        let code = (*first == b'\\')
-            .then(|| tail.get(..3))
-            .flatten()
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        match code {
-            Some(byte) => {
-                out.push(byte);
-                rest = &tail[3..];
-            }
-            None => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
+/// Its name in sysfs. A mount on a block device has its own one besides that of the device.
+fn backing_device(mount: &Mount) -> String {
+    let suffix = if mount.kind.as_bytes().starts_with(b"fuseblk") { "-fuseblk" } else { "" };
+    format!("{}:{}{suffix}", major(mount.device), minor(mount.device))
 }
 
 #[cfg(test)]
@@ -107,21 +62,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_mount_of_a_place_is_found() {
-        let table = "24 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
-                     30 24 0:40 / /mnt/a\\040b rw,noatime shared:1 - fuse.larder x rw\n\
-                     31 24 0:41 / /mnt/a\\040b rw - fuse.larder y rw\n\
-                     32 24 7:0 / /mnt/b rw,noatime shared:2 master:1 - fuseblk.larder /dev/loop0 \
-                     rw\n";
-        let found =
-            |path: &str| entry_of(table, Path::new(path)).map(|e| (e.device, e.backing_device()));
-        assert_eq!(found("/mnt/a b"), Some(("0:41", "0:41".to_owned())));
-        assert_eq!(found("/"), Some(("8:1", "8:1".to_owned())));
-        assert_eq!(found("/mnt/b"), Some(("7:0", "7:0-fuseblk".to_owned())));
-        assert_eq!(found("/mnt"), None);
-        assert_eq!(unescape("a\\134b\\x"), b"a\\b\\x");
-        assert_eq!(number("8:1"), Some(rustix::fs::makedev(8, 1)));
-        assert_eq!(number("8"), None);
+    fn a_mount_on_a_device_has_a_backing_device_of_its_own() {
+        let mount = |kind: &str| Mount {
+            device: rustix::fs::makedev(7, 3),
+            point: "/mnt".into(),
+            kind: kind.into(),
+            source: "x".into(),
+            options: Vec::new(),
+        };
+        assert_eq!(backing_device(&mount("fuse.larder")), "7:3");
+        assert_eq!(backing_device(&mount("fuseblk.larder")), "7:3-fuseblk");
     }
 
     #[test]
@@ -129,5 +79,6 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
         let proc = Path::new("/proc");
         assert_eq!(device(proc), Some(std::fs::metadata(proc).unwrap().dev()));
+        assert_eq!(device(Path::new("/proc/1")), None);
     }
 }

@@ -158,20 +158,16 @@ pub mod fattr {
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
     pub const CTIME: u32 = 1 << 10;
-    pub const KILL_SUIDGID: u32 = 1 << 11;
+    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
 /// [`WriteIn::write_flags`]: delayed write from the page cache, the caller is not its author.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// [`WriteIn::write_flags`]: clear set-user-id and set-group-id.
-pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// [`FsyncIn::fsync_flags`]: data only.
-pub const FSYNC_DATASYNC: u32 = 1 << 0;
+pub(crate) const FSYNC_DATASYNC: u32 = 1 << 0;
 /// [`SetxattrIn::setxattr_flags`]: the mode set with an access ACL loses set-group-id.
-pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
-/// [`IoctlIn::flags`]: the caller is a 32-bit program, whose structures differ.
-pub const IOCTL_COMPAT: u32 = 1 << 0;
+pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// [`OpenOut::open_flags`]: keep cached data at open.
-pub const FOPEN_KEEP_CACHE: u32 = 1 << 1;
-/// [`OpenOut::open_flags`]: the kernel may cache the directory.
-pub const FOPEN_CACHE_DIR: u32 = 1 << 3;
+pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;

@@ -18,7 +18,7 @@ mod paths;
 mod processes;
 mod refused;
 
-use crate::transport::priority;
+use crate::priority;
 use std::sync::OnceLock;
 
 /// What is in force, for the statistics.

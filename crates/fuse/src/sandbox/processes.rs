@@ -9,7 +9,7 @@
 //! already, or the kernel is older than this, processes are refused without a note.
 
 use super::{filter, refused};
-use crate::transport::priority;
+use crate::priority;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -56,7 +56,8 @@ pub(super) fn answer(listener: OwnedFd) -> io::Result<()> {
         // on.
         drop(listener);
     };
-    std::thread::Builder::new().name("refuser".into()).stack_size(128 << 10).spawn(body).map(drop)
+    let thread = std::thread::Builder::new().name("larder-refuser".into());
+    thread.stack_size(128 << 10).spawn(body).map(drop)
 }
 
 /// Waits for a question. False: there will be none.

@@ -24,16 +24,14 @@ mod sharing;
 mod subvolume;
 mod xattr;
 
-pub(crate) use report::hex;
-
 use cached::CachedFiles;
 
 use crate::deferred::DeferredReply;
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
-use crate::helper::MountHelper;
-use crate::mount::{MountOptions, Mounted};
-use crate::mount_group::{Member, MountGroup};
+use crate::helper::{MountHelper, Mounted};
+use crate::mount::MountOptions;
+use crate::mount_group::{self, Member};
 use crate::perm::{self, Caller};
 use crate::proto::{self, NodeId, Opcode};
 use crate::records::{self, settled};
@@ -46,6 +44,9 @@ use std::sync::Arc;
 
 /// Longest name of a directory entry.
 const NAME_MAX: usize = 255;
+
+/// All mounts of one file system that this server answers.
+pub type MountGroup = mount_group::MountGroup<Server>;
 
 /// How a session ended.
 #[derive(Debug)]

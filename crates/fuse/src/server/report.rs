@@ -1,7 +1,7 @@
 //! What the daemon reports about itself: the JSON behind `larder stats` and `larder df`.
 
 use super::Server;
-use crate::control::TEXT_LEN;
+use crate::control::{TEXT_LEN, hex};
 use crate::handler::Failure;
 
 impl Server {
@@ -68,11 +68,8 @@ impl Server {
 
 /// This process's memory, in bytes.
 fn memory() -> serde_json::Value {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let bytes = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
-    };
+    let status = larder_proc::Status::own().ok();
+    let bytes = |name| status.as_ref().and_then(|status| status.bytes(name));
     serde_json::json!({
         "anonymous": bytes("RssAnon"),
         "resident": bytes("VmRSS"),
@@ -90,18 +87,6 @@ pub(super) fn text(value: &serde_json::Value) -> Vec<u8> {
     bytes
 }
 
-/// As a UUID is written.
-pub(crate) fn hex(id: &[u8; 16]) -> String {
-    let mut out = String::with_capacity(36);
-    for (i, byte) in id.iter().enumerate() {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            out.push('-');
-        }
-        out.push_str(&format!("{byte:02x}"));
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +102,5 @@ mod tests {
         assert_eq!((short.len(), &short[..8]), (TEXT_LEN, &b"{\"a\":1}\0"[..]));
         let long = text(&serde_json::json!("x".repeat(TEXT_LEN)));
         assert!(long.starts_with(b"{\"error\"") && long.len() == TEXT_LEN);
-        assert_eq!(hex(&[0xab; 16]), "abababab-abab-abab-abab-abababababab");
     }
 }

@@ -21,6 +21,7 @@ use crate::subvolumes::{
 };
 use larder_format::ids::{Generation, ObjectId};
 use larder_fs::InodeId;
+use larder_proc::Status;
 use serde_json::{Value, json};
 
 /// Number of the root directory of a subvolume.
@@ -314,7 +315,6 @@ fn name_at(arg: &[u8], at: usize) -> Result<&[u8], Errno> {
 
 /// The caller's umask; the usual one if it cannot be read.
 fn umask(pid: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|l| l.strip_prefix("Umask:"));
-    mask.and_then(|m| u32::from_str_radix(m.trim(), 8).ok()).unwrap_or(0o022)
+    let mask = |status: Status| u32::from_str_radix(status.field("Umask")?, 8).ok();
+    Status::of(pid).ok().and_then(mask).unwrap_or(0o022)
 }

@@ -7,13 +7,12 @@
 //! Beside io_uring one reader stays here, [`ForgetReader`]: FORGET and INTERRUPT always come this
 //! way.
 
-use super::drain::{self, Drain, Fence, FenceSender};
-use super::{
-    Dispatch, DrainParticipants, MESSAGE_SIZE, Permits, ServeError, cpus, io_error, parse, respond,
-};
+use super::dispatch::ForgetSource;
+use super::drain::{self, Drain, Fence, FenceSender, Participants, Then};
+use super::{Dispatch, MESSAGE_SIZE, Permits, ServeError, cpus, io_error, parse, respond};
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Handler};
-use crate::mount::Mounted;
+use crate::helper::Mounted;
 use crate::proto::{InHeader, init::MAX_BACKGROUND, init::MAX_WRITE};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags};
@@ -90,15 +89,6 @@ impl std::fmt::Debug for ReaderBarrier {
 impl ReaderBarrier {
     fn new(sender: FenceSender, readers: usize) -> Self {
         Self { sender, readers, state: Mutex::default(), over: Condvar::new() }
-    }
-
-    /// Begins a drain.
-    pub(super) fn drain(self: &Arc<Self>, drain: Arc<Drain>) {
-        let mut state = self.state.lock();
-        state.waiting.push(drain);
-        let done = self.begin_round(&mut state);
-        drop(state);
-        done.iter().for_each(|drain| drain.queue_done());
     }
 
     /// Begins a round if a drain needs one. Returns the drains that have nothing left to wait for.
@@ -201,15 +191,23 @@ impl ReaderBarrier {
         done.iter().for_each(|drain| drain.queue_done());
     }
 
-    /// Ends the thread that sends fences.
-    pub(super) fn finish(&self) {
-        self.sender.finish();
-    }
-
     /// A reader has ended.
     fn leave(&self) {
         let done = self.end(&mut self.state.lock());
         done.iter().for_each(|drain| drain.queue_done());
+    }
+}
+
+impl Participants for ReaderBarrier {
+    fn drain(self: Arc<Self>, before: u64, then: Then) {
+        let mut state = self.state.lock();
+        state.waiting.push(Arc::new(Drain::new(before, 1, then)));
+        let done = self.begin_round(&mut state);
+        drop(state);
+        done.iter().for_each(|drain| drain.queue_done());
+    }
+    fn finish(&self) {
+        self.sender.finish();
     }
 }
 
@@ -257,7 +255,7 @@ pub(super) fn serve<H: Handler>(
     let kernel_waits = Arc::new(Permits::new(MAX_KERNEL_WAITS));
     let fences = dispatch.fences(mounted).map_err(io_error("duplicating /dev/fuse"))?;
     let barrier = Arc::new(ReaderBarrier::new(fences, readers));
-    dispatch.drains.get_or_init(|| DrainParticipants::Readers(Arc::clone(&barrier)));
+    dispatch.drains.get_or_init(|| Arc::clone(&barrier) as _);
     let mut threads = Vec::new();
     for i in 0..readers {
         let fd = match clone_fd(mounted.fuse_fd(), OFlags::empty()) {
@@ -331,20 +329,6 @@ impl ForgetReader {
         }
     }
 
-    /// Returns when the messages that had arrived have been handled. Later ones may still be there.
-    pub(super) fn read_all<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) {
-        /// The kernel puts as many FORGETs as fit (some 65,000) into one message; interrupts come
-        /// first.
-        const MESSAGES: usize = 64;
-        // Otherwise a read might wait for a message that never comes.
-        let messages = if self.at_once { MESSAGES } else { 0 };
-        for _ in 0..messages {
-            if !matches!(self.next(dispatch), Ok(ReadOutcome::Done)) {
-                return;
-            }
-        }
-    }
-
     fn next<H: Handler>(&self, dispatch: &Arc<Dispatch<H>>) -> io::Result<ReadOutcome> {
         let mut message = self.message.lock();
         let n = match rustix::io::read(&*self.fd, &mut message[..]) {
@@ -374,6 +358,21 @@ impl ForgetReader {
             }
         }
         Ok(ReadOutcome::Done)
+    }
+}
+
+impl<H: Handler> ForgetSource<H> for ForgetReader {
+    fn read_all(&self, dispatch: &Arc<Dispatch<H>>) {
+        /// The kernel puts as many FORGETs as fit (some 65,000) into one message; interrupts come
+        /// first.
+        const MESSAGES: usize = 64;
+        // Otherwise a read might wait for a message that never comes.
+        let messages = if self.at_once { MESSAGES } else { 0 };
+        for _ in 0..messages {
+            if !matches!(self.next(dispatch), Ok(ReadOutcome::Done)) {
+                return;
+            }
+        }
     }
 }
 

@@ -4,11 +4,11 @@
 //! into `EIO`, and has the threads on which requests go on that had to wait. It also knows the
 //! look-ups that the kernel has given back and the handler has not heard of yet.
 
-use super::{dev_fuse, drain, uring};
+use super::drain;
 use crate::deferred::DeferredReply;
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Handler, Reply, Request};
-use crate::mount::Mounted;
+use crate::helper::Mounted;
 use crate::proto::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, NodeId, Opcode};
 use crate::stats::Stats;
 use crate::workers::Workers;
@@ -73,15 +73,15 @@ pub(crate) struct Dispatch<H> {
     /// Held by a thread that forgets and is no reader.
     forgetting: Mutex<()>,
     /// Set beside io_uring.
-    pub(super) forget_reader: OnceLock<dev_fuse::ForgetReader>,
+    pub(super) forget_source: OnceLock<Arc<dyn ForgetSource<H>>>,
     /// Set when requests come from a kernel.
-    pub(super) drains: OnceLock<DrainParticipants>,
+    pub(super) drains: OnceLock<Arc<dyn drain::Participants>>,
 }
 
-/// The queues or readers that take part in a [`drain`].
-pub(super) enum DrainParticipants {
-    Queues(Vec<Arc<uring::QueueInbox>>, drain::FenceSender),
-    Readers(Arc<dev_fuse::ReaderBarrier>),
+/// Reads what the kernel gives back beside the queues.
+pub(super) trait ForgetSource<H>: Send + Sync {
+    /// Returns when the messages that had arrived have been handled. Later ones may still be there.
+    fn read_all(&self, dispatch: &Arc<Dispatch<H>>);
 }
 
 /// An inode of which the kernel gives look-ups back.
@@ -115,7 +115,7 @@ impl<H> Dispatch<H> {
             kernel_waiters: Workers::new("larder-kwait", MAX_KERNEL_WAITERS, usize::MAX),
             forgets: Mutex::default(),
             forgetting: Mutex::default(),
-            forget_reader: OnceLock::new(),
+            forget_source: OnceLock::new(),
             drains: OnceLock::new(),
         }
     }
@@ -142,10 +142,8 @@ impl<H> Dispatch<H> {
         // Workers first: they may still give a request to a kernel waiter.
         self.workers.finish();
         self.kernel_waiters.finish();
-        match self.drains.get() {
-            Some(DrainParticipants::Queues(_, sender)) => sender.finish(),
-            Some(DrainParticipants::Readers(barrier)) => barrier.finish(),
-            None => {}
+        if let Some(participants) = self.drains.get() {
+            participants.finish();
         }
     }
 }
@@ -236,13 +234,7 @@ impl<H: Handler> Dispatch<H> {
     /// at once if no transfer can be under way.
     pub(super) fn after_writes(&self, before: u64, then: impl FnOnce() + Send + 'static) {
         match self.drains.get() {
-            Some(DrainParticipants::Queues(queues, _)) => {
-                let drain = Arc::new(drain::Drain::new(before, queues.len(), then));
-                queues.iter().for_each(|queue| queue.drain(&drain));
-            }
-            Some(DrainParticipants::Readers(barrier)) => {
-                barrier.drain(Arc::new(drain::Drain::new(before, 1, then)))
-            }
+            Some(participants) => Arc::clone(participants).drain(before, Box::new(then)),
             None => then(),
         }
     }
@@ -314,8 +306,8 @@ impl<H: Handler> Dispatch<H> {
     /// Returns when the handler knows of everything that the kernel has forgotten so far. Without
     /// io_uring, a message that a reader is just taking in may be missing.
     fn wait_for_forgets(self: &Arc<Self>) {
-        if let Some(reader) = self.forget_reader.get() {
-            reader.read_all(self);
+        if let Some(source) = self.forget_source.get() {
+            source.read_all(self);
         }
         let _forgetting = self.forgetting.lock();
         let list = std::mem::take(&mut self.forgets.lock().list);

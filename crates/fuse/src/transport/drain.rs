@@ -174,7 +174,15 @@ pub(super) fn may_be_background(opcode: u32, arg: &[u8]) -> bool {
     }
 }
 
-type Then = Box<dyn FnOnce() + Send>;
+pub(super) type Then = Box<dyn FnOnce() + Send>;
+
+/// The queues or readers of a mount that take part in a drain.
+pub(super) trait Participants: Send + Sync {
+    /// Calls `then` when none of them has a transfer left with a lower number than `before`.
+    fn drain(self: Arc<Self>, before: u64, then: Then);
+    /// Ends the thread that sends fences.
+    fn finish(&self);
+}
 
 /// A request that is held back.
 pub(super) struct Drain {
@@ -197,15 +205,10 @@ impl fmt::Debug for Drain {
 
 impl Drain {
     /// Calls `then` when this many queues are [done](Self::queue_done).
-    pub(super) fn new(before: u64, queues: usize, then: impl FnOnce() + Send + 'static) -> Self {
+    pub(super) fn new(before: u64, queues: usize, then: Then) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed) as u32;
-        Self {
-            number,
-            before,
-            left: AtomicUsize::new(queues),
-            then: Mutex::new(Some(Box::new(then))),
-        }
+        Self { number, before, left: AtomicUsize::new(queues), then: Mutex::new(Some(then)) }
     }
 
     /// One queue has no transfer left to wait for.
@@ -242,7 +245,7 @@ mod tests {
     fn the_last_queue_lets_go() {
         let done = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&done);
-        let drain = Drain::new(9, 3, move || flag.store(true, Ordering::SeqCst));
+        let drain = Drain::new(9, 3, Box::new(move || flag.store(true, Ordering::SeqCst)));
         drain.queue_done();
         drain.queue_done();
         assert!(!done.load(Ordering::SeqCst));

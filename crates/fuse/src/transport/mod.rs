@@ -15,15 +15,15 @@ mod direct;
 mod dispatch;
 mod drain;
 mod memory;
-pub(crate) mod priority;
 mod uring;
 
 pub use direct::Direct;
-use dispatch::{Dispatch, DrainParticipants, MAX_WORKERS, Permits, RawRequest};
+use dispatch::{Dispatch, MAX_WORKERS, Permits, RawRequest};
 
 use crate::errno::Errno;
 use crate::handler::Handler;
-use crate::mount::Mounted;
+use crate::helper::Mounted;
+use crate::mount::Transport;
 use crate::proto::init::{self, InitIn, InitOptions};
 use crate::proto::{InHeader, InitFlags, Opcode, OutHeader};
 use crate::stats::Stats;
@@ -37,18 +37,6 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 const HEAD_ROOM: usize = 4096;
 /// Bytes of the buffer for one message.
 pub(crate) const MESSAGE_SIZE: usize = init::MAX_WRITE as usize + HEAD_ROOM;
-
-/// Which transport to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transport {
-    /// io_uring if the kernel offers it, else `/dev/fuse`.
-    #[default]
-    Auto,
-    /// Only `/dev/fuse`.
-    DevFuse,
-    /// io_uring, or fail.
-    Uring,
-}
 
 /// What was agreed with the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -224,9 +212,10 @@ fn serve_session<H: Handler>(
     let served = match &rings {
         Some(rings) => {
             rings.start().map_err(io_error("registering io_uring queues")).and_then(|()| {
-                let forgets = dev_fuse::ForgetReader::open(mounted)?;
+                let forgets = Arc::new(dev_fuse::ForgetReader::open(mounted)?);
                 on_ready(ready(rings.len()));
-                dispatch.forget_reader.get_or_init(|| forgets).serve(&dispatch)
+                dispatch.forget_source.get_or_init(|| Arc::clone(&forgets) as _);
+                forgets.serve(&dispatch)
             })
         }
         None => dev_fuse::serve(mounted, &dispatch, |threads| on_ready(ready(threads))),

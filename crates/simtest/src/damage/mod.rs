@@ -118,7 +118,7 @@ impl Damage {
 
     /// Number of superblock copies that the image has room for.
     #[must_use]
-    pub fn super_copies(&self) -> usize {
+    pub(crate) fn super_copies(&self) -> usize {
         copies_within(self.image.size()).count()
     }
 

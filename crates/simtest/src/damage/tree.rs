@@ -95,7 +95,7 @@ impl Damage {
     ///
     /// # Errors
     /// As [`Damage::items_below`].
-    pub fn nodes_below(&self, at: Logical, level: u8) -> Result<Vec<Logical>> {
+    pub(crate) fn nodes_below(&self, at: Logical, level: u8) -> Result<Vec<Logical>> {
         let mut nodes = vec![at];
         loop {
             let Some(first) = nodes.first() else { return Ok(nodes) };

@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Bytes that a request may have on the heap beyond the engine's cache.
 pub const HEAP: usize = 256 << 20;
 /// Reads and writes of the device that one request may cause.
-pub const ACCESSES: u64 = 20_000;
+pub(crate) const ACCESSES: u64 = 20_000;
 /// CPU time of the process that one request may take; a debug build on an image of 128 MiB needs
 /// hundredths.
 const CPU: Duration = Duration::from_secs(30);

@@ -66,14 +66,3 @@ pub fn restore(input: &[u8]) {
 pub fn messages(input: &[u8]) {
     let _ = requests::requests(input);
 }
-
-/// Reproducible noise for tests: 32 bits at a time.
-pub fn noise(seed: u64) -> impl FnMut() -> u32 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u32
-    }
-}

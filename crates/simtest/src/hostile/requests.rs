@@ -297,16 +297,15 @@ fn well_formed(c: &mut Choices<'_>, nodes: &[u64], shape: u8) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hostile::noise;
 
     #[test]
     fn noise_is_answered() {
-        let mut rng = noise(41);
+        let mut rng = fastrand::Rng::with_seed(41);
         let mut sum = Outcome::default();
         for round in 0..40u8 {
             // Each seed in turn, those that came later too.
             let mut input = vec![if round % 3 == 0 { 255 - round } else { round }, 0];
-            input.extend((0..1500).map(|_| rng() as u8));
+            input.extend((0..1500).map(|_| rng.u8(..)));
             let outcome = requests(&input);
             sum.answered += outcome.answered;
             sum.refused += outcome.refused;

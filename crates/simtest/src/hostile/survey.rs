@@ -161,7 +161,7 @@ impl Survey {
 
     /// The first superblock as it is in the seed.
     #[must_use]
-    pub fn super_bytes(&self) -> Vec<u8> {
+    pub(crate) fn super_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; larder_format::SUPER_SIZE];
         self.image.read(SUPER_OFFSETS[0].0, &mut bytes);
         bytes

@@ -36,12 +36,6 @@ impl Fixture {
     pub fn small() -> Self {
         Self { entries: 300, large_file: 3 << 20, fragments: 500, links: 450 }
     }
-
-    /// About 100 MiB and 30,000 entries; needs an image of 512 MiB.
-    #[must_use]
-    pub fn medium() -> Self {
-        Self { entries: 25_000, large_file: 64 << 20, fragments: 3000, links: 2000 }
-    }
 }
 
 /// Names with the same directory hash: 2^`rounds` of them, each `7 * rounds` bytes. They collide as
@@ -91,16 +85,9 @@ pub fn populate(dir: &Path, knobs: &Fixture) -> Result<()> {
 
 /// Bytes without pattern.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut out = Vec::with_capacity(len + 8);
-    while out.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        out.extend_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
-    }
-    out.truncate(len);
-    out
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
 }
 
 /// Bytes that compress well but are nowhere equal.

@@ -3,6 +3,7 @@
 //! Hidden here is which of the two kinds of cgroups the machine has its memory controller in. What
 //! the group may use includes the page cache that its processes fill; swap is not to be counted on.
 
+use larder_proc::Mount;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -40,30 +41,27 @@ impl MemoryCgroup {
     }
     /// Where groups are made, and whether they are of the second kind.
     fn root() -> Option<(PathBuf, bool)> {
-        let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let mounts = larder_proc::mounts().ok()?;
         let of = |kind: &str, option: &str| {
-            table.lines().find_map(|line| {
-                let (head, tail) = line.split_once(" - ")?;
-                let fits = tail.starts_with(kind) && tail.split([' ', ',']).any(|o| o == option);
-                fits.then(|| PathBuf::from(head.split(' ').nth(4).unwrap_or_default()))
-            })
+            let fits = |m: &&Mount| m.kind == kind && m.options.iter().any(|o| o == option);
+            mounts.iter().find(fits).map(|m| m.point.clone())
         };
-        if let Some(root) = of("cgroup ", "memory") {
+        if let Some(root) = of("cgroup", "memory") {
             return Some((root, false));
         }
-        let root = of("cgroup2 ", "rw")?;
+        let root = of("cgroup2", "rw")?;
         let given = fs::read_to_string(root.join("cgroup.subtree_control")).ok()?;
         given.split_whitespace().any(|c| c == "memory").then_some((root, true))
     }
     /// Can groups be made?
     #[must_use]
-    pub fn is_possible() -> bool {
+    pub(crate) fn is_possible() -> bool {
         Self::new(1 << 30).is_ok()
     }
     /// The file whose writers join the group: `echo $$ > FILE` in a shell that then becomes the
     /// process.
     #[must_use]
-    pub fn entrance(&self) -> PathBuf {
+    pub(crate) fn entrance(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
     /// A command that joins the group before it begins: a shell does, and then becomes it.

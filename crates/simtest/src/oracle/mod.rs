@@ -43,7 +43,7 @@ pub use dedupe::dedupe_range;
 pub use dump::{flat_dump, metadata_dump};
 pub use engine_tree::EngineTree;
 pub use fixture::{Fixture, colliding_names, populate};
-pub use images::{ImageVariant, all_kernel_images, kernel_images};
+pub use images::{ImageVariant, kernel_images};
 pub use loop_device::{LoopDevice, LoopOptions};
 pub use manifest::{
     Aspects, Content, Difference, Entry, Manifest, compare_sources, manifest, tree_compare,
@@ -53,7 +53,7 @@ pub use mount::{KernelMount, KernelMountError, enter_private_namespace};
 pub use path_runner::PathRunner;
 pub use progs::{Report, btrfs, btrfs_check, btrfs_check_within, dump_tree, mkfs_btrfs};
 pub use std_tree::StdTree;
-pub use tree::{Facts, Kind, Time, TreeSource, decode_kind};
+pub use tree::{Facts, Kind, Time, TreeSource};
 pub use verdict::{copy_image, kernel_verdict, sum_of_image};
 
 use std::io::Write;

@@ -22,7 +22,7 @@ pub enum Kind {
 
 /// Type from the `S_IFMT` bits of a mode.
 #[must_use]
-pub fn decode_kind(mode: u32) -> Option<Kind> {
+pub(crate) fn decode_kind(mode: u32) -> Option<Kind> {
     Some(match mode & 0o170_000 {
         0o100_000 => Kind::Regular,
         0o040_000 => Kind::Directory,

@@ -30,7 +30,7 @@ impl World {
         self.default = top;
     }
     /// All inodes of a subvolume, its root directory included.
-    pub fn inodes_of(&self, top: Ino) -> impl Iterator<Item = Ino> + '_ {
+    pub(crate) fn inodes_of(&self, top: Ino) -> impl Iterator<Item = Ino> + '_ {
         self.nodes().filter(move |(_, n)| n.home == top).map(|(i, _)| i)
     }
     /// Are there other subvolumes in this one?

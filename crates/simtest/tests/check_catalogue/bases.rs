@@ -111,16 +111,9 @@ impl Base {
 
 /// Bytes that do not compress.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    let mut out: Vec<u8> = std::iter::repeat_with(&mut next).take(len / 8 + 1).flatten().collect();
-    out.truncate(len);
-    out
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
 }
 
 /// Regular files of `plant`, with their contents.

@@ -109,7 +109,7 @@ impl Further {
             }
         };
         std::thread::Builder::new()
-            .name("signals".into())
+            .name("larder-signals".into())
             .spawn(unmount)
             .context("catching signals")?;
         match watch.wait()? {

@@ -455,7 +455,7 @@ pub(super) fn obey(mut signals: Signals, mounts: &Arc<Mounts>) {
             mounts.end_all();
         }
     };
-    if let Err(e) = std::thread::Builder::new().name("signals".into()).spawn(work) {
+    if let Err(e) = std::thread::Builder::new().name("larder-signals".into()).spawn(work) {
         tracing::warn!("signals will not unmount: {e}");
     }
 }

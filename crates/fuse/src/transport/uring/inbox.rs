@@ -1,7 +1,7 @@
 //! What other threads have for a mount's queue, and how its thread is woken to look.
 
 use super::super::Permits;
-use super::super::drain::Drain;
+use super::super::drain::{Drain, FenceSender, Participants, Then};
 use super::super::memory::RingEntry;
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ pub(super) fn wake(event: &OwnedFd) {
 
 /// What other threads have for a mount's queue: entries that workers have finished, to be
 /// committed, and news about drains.
-pub(in super::super) struct QueueInbox {
+pub(super) struct QueueInbox {
     entries: Mutex<Vec<RingEntry>>,
     news: Mutex<DrainNews>,
     /// Wakes the queue's thread, which looks here then.
@@ -73,7 +73,7 @@ impl QueueInbox {
             .begun
     }
     /// Makes the queue take part in a drain.
-    pub(in super::super) fn drain(&self, drain: &Arc<Drain>) {
+    fn drain(&self, drain: &Arc<Drain>) {
         let mut news = self.news.lock();
         if news.over {
             drop(news);
@@ -90,5 +90,22 @@ impl QueueInbox {
     pub(super) fn fence_came_out(&self, drain: u32) {
         self.news.lock().fences.push(drain);
         self.wake();
+    }
+}
+
+/// The inboxes of all queues of a mount, and the sender of their fences.
+#[derive(Debug)]
+pub(super) struct MountInboxes {
+    pub(super) queues: Vec<Arc<QueueInbox>>,
+    pub(super) fences: FenceSender,
+}
+
+impl Participants for MountInboxes {
+    fn drain(self: Arc<Self>, before: u64, then: Then) {
+        let drain = Arc::new(Drain::new(before, self.queues.len(), then));
+        self.queues.iter().for_each(|queue| queue.drain(&drain));
+    }
+    fn finish(&self) {
+        self.fences.finish();
     }
 }

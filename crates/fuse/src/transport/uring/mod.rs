@@ -18,10 +18,11 @@ mod inbox;
 mod queue;
 mod ring;
 
-use super::{Dispatch, DrainParticipants, cpus, dev_fuse, priority};
+use super::{Dispatch, cpus, dev_fuse};
 use crate::handler::Handler;
-use crate::mount::Mounted;
-pub(super) use inbox::QueueInbox;
+use crate::helper::Mounted;
+use crate::priority;
+use inbox::{MountInboxes, QueueInbox};
 use parking_lot::Mutex;
 use queue::{MountQueue, is_unmounted, place_of};
 use ring::{CpuRing, WAKE};
@@ -147,25 +148,21 @@ impl<H: Handler> RingThreads<H> {
     ) -> io::Result<MountQueues<H>> {
         let running = cpus::running();
         let (here, gone) = mpsc::sync_channel(0);
-        let mut inboxes = Vec::with_capacity(self.0.len());
+        let shares: Vec<_> = (0..self.0.len()).map(|qid| share(qid, &running)).collect();
+        let inboxes = self.0.iter().zip(&shares).map(|(thread, (large, most))| {
+            let event = Arc::clone(&thread.thread_inbox.event);
+            Arc::new(QueueInbox::new(event, *large, *most))
+        });
+        let inboxes =
+            Arc::new(MountInboxes { queues: inboxes.collect(), fences: dispatch.fences(mounted)? });
         let mut queues = Vec::with_capacity(self.0.len());
-        for (qid, thread) in self.0.iter().enumerate() {
-            let (large, most) = share(qid, &running);
+        for (qid, entries) in shares.into_iter().enumerate() {
             let own = dev_fuse::clone_fd(mounted.fuse_fd(), OFlags::empty());
             let fuse = own.map_or_else(|| mounted.fuse_fd().try_clone_to_owned(), Ok)?;
-            let inbox =
-                Arc::new(QueueInbox::new(Arc::clone(&thread.thread_inbox.event), large, most));
-            inboxes.push(Arc::clone(&inbox));
-            queues.push(MountQueue::new(
-                (large, most),
-                fuse,
-                inbox,
-                Arc::clone(dispatch),
-                here.clone(),
-            )?);
+            let (dispatch, inboxes) = (Arc::clone(dispatch), Arc::clone(&inboxes));
+            queues.push(MountQueue::new(entries, fuse, (inboxes, qid), dispatch, here.clone())?);
         }
-        let fences = dispatch.fences(mounted)?;
-        dispatch.drains.get_or_init(|| DrainParticipants::Queues(inboxes, fences));
+        dispatch.drains.get_or_init(|| inboxes as _);
         Ok(MountQueues {
             threads: Arc::clone(self),
             queues: Mutex::new(queues),

@@ -6,8 +6,8 @@
 
 use super::super::drain::{self, Drain, Fence};
 use super::super::memory::{self, RingEntry};
-use super::super::{Dispatch, DrainParticipants, RawRequest};
-use super::inbox::QueueInbox;
+use super::super::{Dispatch, RawRequest};
+use super::inbox::{MountInboxes, QueueInbox};
 use super::ring::CpuRing;
 use crate::handler::{ExecContext, Failure, Handler};
 use crate::proto::{InHeader, Opcode, RingCommand};
@@ -63,6 +63,8 @@ pub(super) struct MountQueue<H> {
     /// Entries that are not registered yet.
     spare: Vec<RingEntry>,
     inbox: Arc<QueueInbox>,
+    /// Those of all queues of the mount.
+    inboxes: Arc<MountInboxes>,
     /// Requests that take long. All short ones go first, also those that come between two of these.
     long: VecDeque<(RingEntry, InHeader, usize)>,
     /// The drains that it takes part in.
@@ -75,12 +77,12 @@ pub(super) struct MountQueue<H> {
 }
 
 impl<H: Handler> MountQueue<H> {
-    /// A queue of `large` entries that keep their memory, and `most` in all. Nothing is registered
-    /// yet.
+    /// A queue of `large` entries that keep their memory, and `most` in all, with the inbox that
+    /// has the number `own`. Nothing is registered yet.
     pub(super) fn new(
         (large, most): (usize, usize),
         fuse: OwnedFd,
-        inbox: Arc<QueueInbox>,
+        (inboxes, own): (Arc<MountInboxes>, usize),
         dispatch: Arc<Dispatch<H>>,
         here: mpsc::SyncSender<()>,
     ) -> io::Result<Self> {
@@ -98,7 +100,8 @@ impl<H: Handler> MountQueue<H> {
             large,
             spare,
             with_kernel,
-            inbox,
+            inbox: Arc::clone(&inboxes.queues[own]),
+            inboxes,
             long: VecDeque::new(),
             draining: Vec::new(),
             with_workers: BTreeSet::new(),
@@ -203,9 +206,7 @@ impl<H: Handler> MountQueue<H> {
             draining.fences += 1;
             let inbox = Arc::clone(&self.inbox);
             let otherwise = move || inbox.needs_no_fence(fence.drain);
-            if let Some(DrainParticipants::Queues(_, sender)) = self.dispatch.drains.get() {
-                sender.send(fence, Some(ring.id.into()), otherwise);
-            }
+            self.inboxes.fences.send(fence, Some(ring.id.into()), otherwise);
         }
         true
     }
@@ -266,11 +267,10 @@ impl<H: Handler> MountQueue<H> {
         len: usize,
     ) -> io::Result<()> {
         if let Some(fence) = Fence::of(&header) {
-            match &self.dispatch.drains.get() {
-                Some(DrainParticipants::Queues(queues, _)) if fence.queue != ring.id => {
-                    queues.get(usize::from(fence.queue)).inspect(|q| q.fence_came_out(fence.drain));
-                }
-                _ => self.fence_came_out(fence.drain),
+            if fence.queue == ring.id {
+                self.fence_came_out(fence.drain);
+            } else if let Some(other) = self.inboxes.queues.get(usize::from(fence.queue)) {
+                other.fence_came_out(fence.drain);
             }
             // The kernel needs no answer, but it needs the entry.
             entry.answer(header.unique, Ok(0));
