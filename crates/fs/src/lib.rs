@@ -61,14 +61,14 @@
 mod base;
 mod engine;
 mod file;
-pub mod filesystem;
+mod filesystem;
 mod inode;
 mod log;
 pub mod mkfs;
-pub mod space;
+mod space;
 mod subvolume;
 mod transaction;
-pub mod tree;
+mod tree;
 
 #[doc(hidden)]
 pub use base::watch;

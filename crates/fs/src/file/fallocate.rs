@@ -25,6 +25,7 @@ use super::truncate::{before_growing, grow_with, is_inline};
 use crate::api::{Fallocate, may_wait, to_timespec};
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
+use crate::space::free_index::Lengths;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use larder_format::items::{Compression, ExtentKind, InodeFlags};
@@ -150,12 +151,8 @@ fn preallocate(
 ) -> Result<()> {
     let mut start = from;
     while start < to {
-        let run = core.space.allocate_data(
-            &core.txns,
-            (to - start).min(MAX_DATA_EXTENT),
-            SECTOR,
-            space,
-        )?;
+        let wanted = Lengths { most: (to - start).min(MAX_DATA_EXTENT), least: SECTOR };
+        let run = core.space.allocate_data(&core.txns, wanted, space)?;
         insert(core, inode, start, run)?;
         start += run.len;
     }

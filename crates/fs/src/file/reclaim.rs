@@ -77,7 +77,7 @@ impl Reclaim for Reclaimer {
             // Delayed data has reserved many times what its items use. Writing it leaves notes; the
             // commit ends these.
             if !scarce {
-                let files = bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
+                let files = bytes.div_ceil(core.item_cost(2)).max(FEWEST_FILES);
                 if write_delayed(&core, Delayed { bytes: u64::MAX, runs: index(files) }, || {
                     commit()?;
                     Ok(enough())

@@ -29,6 +29,7 @@ use super::scratch;
 use super::sums::csums_of;
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
+use crate::space::free_index::Lengths;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
@@ -293,12 +294,8 @@ fn allocate(core: &Core, items: &mut [Item]) -> Vec<Run> {
                 let run = match rest.take() {
                     Some(run) => run,
                     None => {
-                        match core.space.allocate_data(
-                            &core.txns,
-                            left.min(MAX_DATA_EXTENT),
-                            least,
-                            &mut space,
-                        ) {
+                        let wanted = Lengths { most: left.min(MAX_DATA_EXTENT), least };
+                        match core.space.allocate_data(&core.txns, wanted, &mut space) {
                             Ok(run) => {
                                 core.compression.forget(run);
                                 runs.push(run);
@@ -371,7 +368,7 @@ fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
             item.fail(Error::DataLost);
         }
     }
-    core.flush_early();
+    core.flushes.written();
 }
 
 /// The data that lies in a run of space, and where it begins.

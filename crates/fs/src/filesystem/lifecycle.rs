@@ -198,7 +198,7 @@ impl Filesystem {
         };
         spawn("larder-flush", Box::new(body))?;
         let early = core.clone();
-        spawn("larder-early", Box::new(move || crate::transaction::early_flush::run(&early)))?;
+        spawn("larder-early", Box::new(move || early.flushes.run(|why| early.txns.fail(why))))?;
         crate::inode::orphan::clean_up_after_crash(&core)?;
         Ok(fs)
     }
@@ -274,7 +274,7 @@ impl Filesystem {
         let flushed = crate::file::flush_all(&self.core);
         self.core.commit()?;
         // Afterwards the image shows that freed space was given back.
-        self.core.space.wait_for_discards();
+        self.core.space.discards.wait();
         flushed
     }
 
@@ -313,7 +313,7 @@ impl Filesystem {
     /// # Errors
     /// None at present.
     pub fn statfs(&self) -> Result<StatFs> {
-        let (total, free, available) = self.core.space.statfs_bytes(self.core.item_cost(8, 8));
+        let (total, free, available) = self.core.space.statfs_bytes(self.core.item_cost(8));
         let info = self.info();
         Ok(StatFs { total, free, available, block_size: info.sectorsize, fsid: info.fsid })
     }
@@ -323,7 +323,7 @@ impl Filesystem {
     pub fn space_usage(&self) -> crate::SpaceUsage {
         crate::SpaceUsage {
             delayed: self.core.data.delayed_bytes(),
-            ..self.core.space.usage(self.core.item_cost(8, 8))
+            ..self.core.space.usage(self.core.item_cost(8))
         }
     }
 
@@ -456,7 +456,7 @@ impl Filesystem {
             }
         };
         if done.is_ok() && self.core.read_only.is_none() {
-            self.core.space.discard_left();
+            self.core.space.discards.discard_left();
         }
         self.engine.stop_threads();
         self.core.txns.end("the file system was closed");

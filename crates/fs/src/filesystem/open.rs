@@ -236,6 +236,7 @@ impl Core {
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
         let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
+        let flushes = Flushes::new(volume.clone(), options.tuning.early_flush_bytes);
         let ground = Ground {
             csum,
             space,
@@ -251,7 +252,7 @@ impl Core {
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
             superblock_written: Mutex::new(superblock_written),
-            flushes: Flushes::default(),
+            flushes,
             above: OnceLock::new(),
         };
         let core = Arc::new(Self::new(ground, crate::file::one_batch));
