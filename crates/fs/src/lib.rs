@@ -62,14 +62,14 @@ mod base;
 #[macro_use]
 mod engine;
 mod file;
-pub mod filesystem;
+mod filesystem;
 mod inode;
 mod log;
 pub mod mkfs;
-pub mod space;
+mod space;
 mod subvolume;
 mod transaction;
-pub mod tree;
+mod tree;
 
 #[doc(hidden)]
 pub use base::watch;

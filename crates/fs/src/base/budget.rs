@@ -55,9 +55,22 @@ impl Budget {
     }
 }
 
-/// Memory of what a transaction has collected.
-pub(crate) fn transaction_memory(nodes: u64, nodesize: u32, notes: u64, inodes: u64) -> u64 {
-    nodes * u64::from(nodesize) + notes * NOTE + inodes * INODE
+/// How much a transaction has collected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Collected {
+    /// Nodes that it has changed.
+    pub(crate) nodes: u64,
+    /// Notes for the commit.
+    pub(crate) notes: u64,
+    /// Inodes that it has changed.
+    pub(crate) inodes: u64,
+}
+
+impl Collected {
+    /// The memory that this takes.
+    pub(crate) fn memory(&self, nodesize: u32) -> u64 {
+        self.nodes * u64::from(nodesize) + self.notes * NOTE + self.inodes * INODE
+    }
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ pub(crate) fn write_items_ahead(core: &Core) {
 
 /// Space to write `items` items: what was kept for them, and more if there is any.
 fn reserve_ahead(core: &Core, txn: &Txn, items: u64) -> Option<Reservation> {
-    let cost = core.item_cost(items, 0);
+    let cost = core.copy_cost(items);
     let mut kept =
         txn.take_reserved().unwrap_or_else(|| core.space.accounts.empty(SpaceKind::Metadata));
     let mut mine = kept.split(cost);

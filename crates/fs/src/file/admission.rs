@@ -31,7 +31,7 @@ pub(super) fn begin_taking_in<'a>(
     if !inode.data.is_clean() {
         return core.begin_for_item(inode);
     }
-    let cost = core.item_cost(DELAYED_ITEMS, DELAYED_ITEMS);
+    let cost = core.item_cost(DELAYED_ITEMS);
     let (handle, items) = Handle::join_for_item_keeping(core, &inode.noted_in, cost)?;
     admitted.items = Some(items);
     Ok(handle)
@@ -51,7 +51,7 @@ pub(super) fn begin_with<'a>(
     let Some(admitted) = admitted.filter(|_| inode.data.is_clean()) else {
         return Handle::join(core, items, deleting);
     };
-    let cost = core.item_cost(DELAYED_ITEMS, DELAYED_ITEMS);
+    let cost = core.item_cost(DELAYED_ITEMS);
     let (handle, kept) = Handle::join_keeping(core, items, deleting, cost)?;
     admitted.items = Some(kept);
     Ok(handle)

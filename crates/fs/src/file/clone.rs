@@ -25,9 +25,10 @@ use crate::api::{Deduped, may_wait, to_timespec};
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Place, Result};
 use crate::lock::{Exclusive, Shared};
+use crate::space::Run;
 use crate::transaction::Handle;
 use larder_format::items::keys::extent_data_key;
-use larder_format::items::{ExtentKind, ExtentRecord, InodeFlags};
+use larder_format::items::{ExtentKind, ExtentRecord, ExtentRef, InodeFlags};
 use larder_format::{FileOffset, Generation};
 use std::ops::Range;
 use std::sync::Arc;
@@ -439,7 +440,7 @@ impl Sharing<'_> {
         let start = there.start;
         let outcome = self.put(&mut h, there, piece.content());
         if let Some(guard) = guard {
-            guard.release(&mut h, to)?;
+            guard.release(&mut h)?;
         }
         if let Some(r) = piece.window() {
             self.mark(h.generation(), r.generation);
@@ -448,7 +449,7 @@ impl Sharing<'_> {
         if let (Some(r), true) =
             (piece.window(), fault!(core.options.tuning, CloneWithoutReference))
         {
-            Guard::take(&mut h, to, start, r)?.release_twice(&mut h, to)?;
+            Guard::take(&mut h, to, start, r)?.release_twice(&mut h)?;
         }
         delalloc::rewritten(to, &(start..reached));
         if piece.window().is_some_and(|r| r.kind == ExtentKind::Prealloc) {
@@ -518,23 +519,23 @@ impl Sharing<'_> {
 /// A reference that the target has to an extent until it gets one of its own.
 #[derive(Clone, Copy)]
 struct Guard {
-    record: ExtentRecord,
-    offset: u64,
+    extent: Run,
+    user: ExtentRef,
 }
 
 impl Guard {
     fn take(h: &mut Handle<'_>, to: &Inode, start: u64, record: &ExtentRecord) -> Result<Self> {
-        let offset = start.wrapping_sub(record.offset);
-        h.add_data_ref(record.disk_bytenr, record.disk_num_bytes, to.id.subvol, to.id.ino, offset)?;
-        Ok(Self { record: *record, offset })
+        let extent = Run::new(record.disk_bytenr, record.disk_num_bytes);
+        let user = ExtentRef::data(to.id.subvol, to.object(), FileOffset(start), record.offset);
+        h.add_data_ref(extent, user)?;
+        Ok(Self { extent, user })
     }
     /// Breaks the count, for tests that must notice it.
-    fn release_twice(self, h: &mut Handle<'_>, to: &Inode) -> Result<()> {
-        self.release(h, to)?;
-        self.release(h, to)
+    fn release_twice(self, h: &mut Handle<'_>) -> Result<()> {
+        self.release(h)?;
+        self.release(h)
     }
-    fn release(self, h: &mut Handle<'_>, to: &Inode) -> Result<()> {
-        let r = &self.record;
-        h.drop_data_ref(r.disk_bytenr, r.disk_num_bytes, to.id.subvol, to.id.ino, self.offset)
+    fn release(self, h: &mut Handle<'_>) -> Result<()> {
+        h.drop_data_ref(self.extent, self.user)
     }
 }

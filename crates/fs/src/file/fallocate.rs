@@ -25,6 +25,7 @@ use super::truncate::{before_growing, grow_with, is_inline};
 use crate::api::{Fallocate, may_wait, to_timespec};
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
+use crate::space::free_index::Lengths;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use larder_format::MAX_DATA_EXTENT;
@@ -148,12 +149,8 @@ fn preallocate(
 ) -> Result<()> {
     let mut start = range.start;
     while start < range.end {
-        let run = core.space.allocate_data(
-            &core.txns,
-            (range.end - start).min(MAX_DATA_EXTENT),
-            SECTOR,
-            space,
-        )?;
+        let wanted = Lengths { most: (range.end - start).min(MAX_DATA_EXTENT), least: SECTOR };
+        let run = core.space.allocate_data(&core.txns, wanted, space)?;
         insert(core, inode, start, run)?;
         start += run.len;
     }

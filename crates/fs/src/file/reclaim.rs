@@ -150,7 +150,7 @@ impl Round<'_> {
         }
         // Delayed data has reserved many times what its items use. Writing it leaves notes; the
         // commit ends these.
-        let files = self.bytes.div_ceil(core.item_cost(2, 2)).max(FEWEST_FILES);
+        let files = self.bytes.div_ceil(core.item_cost(2)).max(FEWEST_FILES);
         let files = Delayed { bytes: u64::MAX, runs: index(files) };
         if write_delayed(core, files, || self.commit_is_enough())? {
             return Ok(true);

@@ -17,7 +17,7 @@ use crate::transaction::{Ground, Handle};
 use crate::tree::{Editor, Item};
 use larder_format::features::Incompat;
 use larder_format::items::keys::extent_data_key;
-use larder_format::items::{Compression, ExtentKind, ExtentRecord, InlineExtent};
+use larder_format::items::{Compression, ExtentKind, ExtentRecord, ExtentRef, InlineExtent};
 use larder_format::{FileOffset, Generation, Key, Logical, ObjectId, TreeId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -296,11 +296,12 @@ fn take_back(h: &mut Handle<'_>, inode: &Inode, noted: &[RefChange]) -> Result<(
 }
 
 fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
-    let (subvol, ino) = (inode.id.subvol, inode.id.ino);
+    let extent = Run::new(c.at, c.len);
+    let user = ExtentRef::data(inode.id.subvol, inode.object(), FileOffset(c.offset), 0);
     match c.delta {
-        Delta::Create => h.create_data(c.at, c.len, subvol, ino, c.offset),
-        Delta::Add => h.add_data_ref(c.at, c.len, subvol, ino, c.offset),
-        Delta::Drop => h.drop_data_ref(c.at, c.len, subvol, ino, c.offset),
+        Delta::Create => h.create_data(extent, user),
+        Delta::Add => h.add_data_ref(extent, user),
+        Delta::Drop => h.drop_data_ref(extent, user),
     }
 }
 
@@ -397,9 +398,8 @@ pub(super) fn fill_holes(
         return 0;
     }
     let Ok(count) = count_in_holes(h.ground, inode, fresh) else { return 0 };
-    let (subvol, ino) = (inode.id.subvol, inode.id.ino);
-    let refs = fresh[..count].iter().map(|f| (f.run.start, f.run.len, f.start));
-    let count = h.create_data_extents(subvol, ino, refs);
+    let user = |at| ExtentRef::data(inode.id.subvol, inode.object(), FileOffset(at), 0);
+    let count = h.create_data_extents(fresh[..count].iter().map(|f| (f.run, user(f.start))));
     let fresh = &fresh[..count];
     if fresh.is_empty() {
         return 0;

@@ -28,6 +28,7 @@ use super::replace::{
 use super::sums::csums_of;
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
+use crate::space::free_index::Lengths;
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
@@ -345,8 +346,8 @@ impl Places<'_> {
             self.give_back(rest);
         }
         let core = self.core;
-        let most = self.left.min(MAX_DATA_EXTENT);
-        let run = core.space.allocate_data(&core.txns, most, least, &mut self.space)?;
+        let wanted = Lengths { most: self.left.min(MAX_DATA_EXTENT), least };
+        let run = core.space.allocate_data(&core.txns, wanted, &mut self.space)?;
         core.compression.forget(run);
         self.runs.push(run);
         Ok(run)
@@ -383,7 +384,7 @@ fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
             item.fail(Error::DataLost);
         }
     }
-    core.flush_early();
+    core.flushes.written();
 }
 
 /// The data that lies in a run of space, and where it begins.

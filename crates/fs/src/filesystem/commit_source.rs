@@ -4,7 +4,7 @@ use crate::engine::Core;
 use crate::engine::late::{self, LateItems};
 use crate::error::Result;
 use crate::log::TxnLog;
-use crate::space::alloc::Pinned;
+use crate::space::Pinned;
 use crate::subvolume::snapshot::{self, Snapshots};
 use crate::transaction::{CommitSource, Gathered, Txn};
 use larder_format::items::RootItem;

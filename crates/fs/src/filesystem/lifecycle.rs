@@ -69,7 +69,7 @@ impl Filesystem {
                 core.txns.request();
             }
         })?;
-        self.engine.start("larder-early", |core| crate::transaction::early_flush::run(core))
+        self.engine.start("larder-early", |core| core.flushes.run(|why| core.txns.fail(why)))
     }
 
     /// One more front end of the same engine, with its own root and holds.
@@ -143,7 +143,7 @@ impl Filesystem {
         let flushed = crate::file::flush_all(&self.core);
         self.core.commit()?;
         // Afterwards the image shows that freed space was given back.
-        self.core.space.wait_for_discards();
+        self.core.space.discards.wait();
         flushed
     }
 
@@ -182,7 +182,7 @@ impl Filesystem {
     /// # Errors
     /// None at present.
     pub fn statfs(&self) -> Result<StatFs> {
-        let (total, free, available) = self.core.space.statfs_bytes(self.core.item_cost(8, 8));
+        let (total, free, available) = self.core.space.statfs_bytes(self.core.item_cost(8));
         let info = self.info();
         Ok(StatFs { total, free, available, block_size: info.sectorsize, fsid: info.fsid })
     }
@@ -192,7 +192,7 @@ impl Filesystem {
     pub fn space_usage(&self) -> crate::SpaceUsage {
         crate::SpaceUsage {
             delayed: self.core.data.delayed_bytes(),
-            ..self.core.space.usage(self.core.item_cost(8, 8))
+            ..self.core.space.usage(self.core.item_cost(8))
         }
     }
 
@@ -245,7 +245,7 @@ impl Filesystem {
             }
         };
         if done.is_ok() && self.core.read_only.is_none() {
-            self.core.space.discard_left();
+            self.core.space.discards.discard_left();
         }
         self.engine.stop_threads();
         self.core.txns.end("the file system was closed");

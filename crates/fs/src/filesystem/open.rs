@@ -11,7 +11,8 @@ use crate::budget::Budget;
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::reclaim::Reclaimer;
-use crate::space::alloc::{Allocator, Pinned};
+use crate::space::Pinned;
+use crate::space::alloc::Allocator;
 use crate::space::chunks::mapped;
 use crate::transaction::early_flush::Flushes;
 use crate::transaction::{Ground, SuperblockWritten, Transactions, find_root, root_pointer};
@@ -242,6 +243,7 @@ impl Core {
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
         let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
+        let flushes = Flushes::new(volume.clone(), options.tuning.early_flush_bytes);
         Ok(Self::on_ground(Ground {
             csum,
             space,
@@ -257,7 +259,7 @@ impl Core {
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
             superblock_written: Mutex::new(superblock_written),
-            flushes: Flushes::default(),
+            flushes,
             above: OnceLock::new(),
         }))
     }

@@ -12,7 +12,9 @@ use crate::file::{MAX_FILE_SIZE, SECTOR, has_no_holes, property};
 use crate::space::{Run, SpaceKind, csum_tree};
 use crate::transaction::Handle;
 use larder_format::items::keys::extent_data_key;
-use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeFlags};
+use larder_format::items::{
+    Compression, ExtentKind, ExtentRecord, ExtentRef, FileExtent, InodeFlags,
+};
 use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, TreeId};
 use std::collections::{BTreeMap, HashSet};
 
@@ -40,11 +42,11 @@ impl RefChange {
     }
     /// Notes the change.
     pub(super) fn note(&self, h: &mut Handle<'_>, subvol: TreeId) -> Result<()> {
-        let (at, len, ino) = (self.run.start, self.run.len, self.ino.0);
+        let user = ExtentRef::data(subvol, self.ino, FileOffset(self.offset), 0);
         match self.delta {
-            Delta::Create => h.create_data(at, len, subvol, ino, self.offset),
-            Delta::Add => h.add_data_ref(at, len, subvol, ino, self.offset),
-            Delta::Drop => h.drop_data_ref(at, len, subvol, ino, self.offset),
+            Delta::Create => h.create_data(self.run, user),
+            Delta::Add => h.add_data_ref(self.run, user),
+            Delta::Drop => h.drop_data_ref(self.run, user),
         }
     }
 }

@@ -11,23 +11,27 @@
 //! a device has room for a few only, and such a chunk is not given back before the commit after the
 //! next.
 
+mod lifecycle;
+#[cfg(test)]
+mod tests;
+
 use crate::api::OpenOptions;
-use crate::error::{Error, Place, Result};
-use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, mapped, plan_chunk};
+use crate::error::{Error, Result};
+use crate::space::chunks::ChunkPlan;
+use crate::space::device::DeviceSpace;
 use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
-use crate::space::groups::{self, BlockGroup, ClusterUser, FreeSource, Groups};
+use crate::space::free_index::Lengths;
+use crate::space::groups::{self, ClusterUser, FreeSource, Groups};
 use crate::space::preallocated::PreallocatedBlocks;
-use crate::space::reserve::{Reservation, Space as Accounts, global_reserve_size};
-use crate::space::trim::Told;
-use crate::space::{Run, SpaceKind};
+use crate::space::reserve::{Overcommit, Reservation, Space as Accounts, global_reserve_size};
+use crate::space::{Pinned, Run, SpaceKind};
 use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
-use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
-use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical, Superblock};
+use larder_format::items::{BlockGroupFlags, Chunk};
+use larder_format::{Generation, Logical, ObjectId, Superblock};
 use larder_volume::Volume;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -37,9 +41,6 @@ pub(crate) struct NewGroup {
     pub(crate) run: Run,
     pub(crate) chunk: Chunk,
 }
-
-/// Space freed by one transaction. It is given back when no version can reach it.
-pub(crate) type Pinned = Vec<Run>;
 
 /// A transaction, as far as chunks go. Its commit writes the items of the chunks that were made in
 /// it.
@@ -83,81 +84,14 @@ pub(crate) enum ChunkOutcome {
     NoRoom,
 }
 
-/// What chunks take of the device.
-#[derive(Debug)]
-struct DeviceSpace {
-    id: DeviceId,
-    uuid: [u8; 16],
-    size: u64,
-    /// First byte and length of every device extent.
-    taken: BTreeMap<Physical, u64>,
-    /// What the device was told of outside of them.
-    told: Told,
-    chunks: BTreeMap<Logical, Chunk>,
-}
-
-impl DeviceSpace {
-    fn unallocated(&self) -> u64 {
-        let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
-        usable.saturating_sub(self.taken.values().sum())
-    }
-    /// Bytes that can still become chunks, after `plan` is carried out if there is one. Space
-    /// between chunks that is too short for a stripe does not count.
-    fn usable(&self, plan: Option<&ChunkPlan>) -> u64 {
-        let mut taken: Vec<(Physical, u64)> = self.taken.iter().map(|(a, l)| (*a, *l)).collect();
-        if let Some(plan) = plan {
-            taken.extend(plan.stripes.iter().map(|at| (*at, plan.len)));
-            taken.sort_unstable();
-        }
-        let holes = device_holes(&taken, self.size);
-        holes.iter().map(|h| h.1).filter(|len| *len >= MIN_STRIPE).sum()
-    }
-    /// Every stripe must have a device extent of its own, and every device extent a stripe: the
-    /// space for a new chunk is all that no device extent takes.
-    fn check(&self) -> Result<()> {
-        let wrong = |at: Physical, what: &str| {
-            let key = Key::new(ObjectId(self.id.0), KeyType::DEV_EXTENT, at.0);
-            Error::corrupt(Place::item(ObjectId::DEV_TREE, key), what)
-        };
-        let mut end = 0;
-        for (at, len) in &self.taken {
-            if at.0 < end {
-                return Err(wrong(*at, "device extent overlaps the one before"));
-            }
-            end =
-                at.0.checked_add(*len)
-                    .filter(|end| *len > 0 && *end <= self.size)
-                    .ok_or_else(|| wrong(*at, "device extent does not lie in the device"))?;
-        }
-        let mut stripes = 0;
-        for chunk in self.chunks.values() {
-            for stripe in chunk.stripes.iter().filter(|s| s.devid == self.id) {
-                stripes += 1;
-                if self.taken.get(&stripe.offset) != Some(&chunk.length) {
-                    return Err(wrong(
-                        stripe.offset,
-                        "chunk's stripe has no device extent of its length",
-                    ));
-                }
-            }
-        }
-        let first = self.taken.keys().next().copied().unwrap_or_default();
-        if stripes == self.taken.len() {
-            Ok(())
-        } else {
-            Err(wrong(first, "device extents and stripes do not pair up"))
-        }
-    }
-}
-
 /// The allocator of an open file system.
 #[derive(Debug)]
 pub(crate) struct Allocator {
     /// How extent items look on this image.
     pub(crate) features: ExtentFeatures,
     pub(crate) accounts: Arc<Accounts>,
-    pub(crate) groups: Groups,
-    device: Mutex<DeviceSpace>,
+    pub(crate) groups: Arc<Groups>,
+    pub(super) device: Mutex<DeviceSpace>,
     /// Chunks made for data, for metadata and for the chunk tree, and chunks given back. Where data
     /// and metadata are mixed, the second counts both. They change with `device` locked.
     made: [AtomicU64; 3],
@@ -173,17 +107,11 @@ pub(crate) struct Allocator {
     pub(crate) discards: Discards,
     /// Addresses for new blocks that operations did not need.
     pub(crate) preallocated: PreallocatedBlocks,
-    pub(super) options: Arc<OpenOptions>,
     pub(super) volume: Arc<Volume>,
-    /// What keeps freed space from being used again.
-    pub(super) epochs: Arc<Epochs<Pinned>>,
+    epochs: Arc<Epochs<Pinned>>,
     /// Requests for chunks so far.
     #[cfg(test)]
     at_the_door: AtomicU64,
-}
-
-fn corrupt_key(tree: ObjectId, key: Key) -> impl Fn(larder_format::FormatError) -> Error {
-    move |e| Error::corrupt(Place::item(tree, key), e.0)
 }
 
 impl Allocator {
@@ -198,60 +126,15 @@ impl Allocator {
         let epoch = &epochs.enter();
         let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
         let nodesize = sb.nodesize.get();
-        let features =
-            ExtentFeatures { skinny: incompat.contains(Incompat::SKINNY_METADATA), nodesize };
-        let id = DeviceId(sb.dev_item.devid.get());
-        let mut device = DeviceSpace {
-            id,
-            uuid: sb.dev_item.uuid,
-            size: sb.dev_item.total_bytes.get(),
-            taken: BTreeMap::new(),
-            told: Told::default(),
-            chunks: BTreeMap::new(),
-        };
-        let all = |id: ObjectId, kind| (Key::new(id, kind, 0), Key::new(id, kind, u64::MAX));
-        let (from, to) = all(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM);
-        roots.chunk.version(epoch.clone()).scan(&from, &to, |item| {
-            let chunk =
-                Chunk::parse(item.data()).map_err(corrupt_key(ObjectId::CHUNK_TREE, item.key))?;
-            device.chunks.insert(Logical(item.key.offset), chunk);
-            Ok(true)
-        })?;
-        let (from, to) = all(ObjectId(id.0), KeyType::DEV_EXTENT);
-        roots.dev.version(epoch.clone()).scan(&from, &to, |item| {
-            let extent =
-                DevExtent::parse(item.data()).map_err(corrupt_key(ObjectId::DEV_TREE, item.key))?;
-            device.taken.insert(Physical(item.key.offset), extent.length.get());
-            Ok(true)
-        })?;
-        device.check()?;
+        let skinny = incompat.contains(Incompat::SKINNY_METADATA);
+        let device = DeviceSpace::load(sb, roots, epoch)?;
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
-        let groups = Groups::new(accounts.clone(), nodesize);
-        let mut rebuild = Vec::new();
-        let mut extents = roots.extent.version(epoch.clone());
-        let items_tree = roots.block_group.as_ref().unwrap_or(&roots.extent);
-        let mut items = items_tree.version(epoch.clone());
-        let mut free: Option<Version> = roots.free_space.as_ref().map(|t| t.version(epoch.clone()));
-        for chunk in volume.map().chunks() {
-            let mut source = match &mut free {
-                Some(tree) => FreeSource::Tree(tree as &mut dyn TreeOps),
-                None => FreeSource::Extents,
-            };
-            let loaded = groups::load(
-                &chunk,
-                &mut items,
-                items_tree.id(),
-                &mut source,
-                &mut extents,
-                nodesize,
-            )?;
-            if loaded.rebuild_free_space {
-                rebuild.push(loaded.group.run());
-            }
-            groups.add(loaded.group)?;
-        }
+        let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
+        let rebuild = load_groups(&groups, volume, roots, epoch, nodesize)?;
+        let discards =
+            Discards::new(options.clone(), volume.clone(), groups.clone(), epochs.clone());
         let this = Self {
-            features,
+            features: ExtentFeatures { skinny, nodesize },
             accounts,
             groups,
             device: Mutex::new(device),
@@ -262,9 +145,8 @@ impl Allocator {
             global_trees: AtomicU64::new(0),
             kept_by_commit: AtomicU64::new(0),
             rebuild: Mutex::new(rebuild),
-            discards: Discards::default(),
+            discards,
             preallocated: PreallocatedBlocks::default(),
-            options: options.clone(),
             volume: volume.clone(),
             epochs: epochs.clone(),
             #[cfg(test)]
@@ -279,7 +161,7 @@ impl Allocator {
     fn size_global_reserve(&self) {
         let metadata = self.accounts.figures(SpaceKind::Metadata);
         let commit = self.global_trees() + SLACK_BLOCKS * u64::from(self.features.nodesize);
-        self.accounts.set_global_reserve(global_reserve_size(commit, metadata.total));
+        self.accounts.set_global_reserve(global_reserve_size(commit, &metadata));
     }
     /// Measures the trees that only commits edit, and sizes the global reserve by them.
     ///
@@ -302,10 +184,10 @@ impl Allocator {
         self.global_trees.load(Ordering::Relaxed)
     }
 
-    /// Bytes of metadata for which device space of `usable` bytes is enough.
-    fn overcommit(&self, usable: u64) -> u64 {
+    /// The metadata for which device space of `usable` bytes is enough.
+    fn overcommit(&self, usable: u64) -> Overcommit {
         // A chunk needs whole stripes in one place, so a little is always lost.
-        (usable / self.copies(SpaceKind::Metadata)).saturating_sub(4 << 20) / 8 * 7
+        Overcommit((usable / self.copies(SpaceKind::Metadata)).saturating_sub(4 << 20) / 8 * 7)
     }
     /// Chunks have gone. Tells the accounts how much device space can still become metadata.
     fn note_device_space(&self) {
@@ -330,9 +212,8 @@ impl Allocator {
 
     /// Where a chunk for `kind` would lie, if the device has room for one.
     fn plan(&self, device: &DeviceSpace, kind: SpaceKind) -> Option<ChunkPlan> {
-        let taken: Vec<(Physical, u64)> = device.taken.iter().map(|(a, l)| (*a, *l)).collect();
         let copies = usize::try_from(self.copies(kind)).unwrap_or(1);
-        plan_chunk(kind, copies, self.total_bytes, &taken, device.size)
+        device.plan(kind, copies, self.total_bytes)
     }
     /// Which of the counters of chunks is for `kind`.
     fn counter(&self, kind: SpaceKind) -> &AtomicU64 {
@@ -350,76 +231,6 @@ impl Allocator {
     /// How many chunks have come and gone.
     pub(crate) fn chunk_changes(&self) -> u64 {
         self.made.iter().chain([&self.given_back]).map(|n| n.load(Ordering::Acquire)).sum()
-    }
-
-    /// Makes a chunk for `kind` in `txn`, unless there is one that the caller has not seen.
-    fn new_chunk(
-        &self,
-        txn: &dyn ChunkNotes,
-        kind: SpaceKind,
-        seen: Option<Seen>,
-    ) -> Result<ChunkOutcome> {
-        let flags = self.flags(kind);
-        #[cfg(test)]
-        self.at_the_door.fetch_add(1, Ordering::AcqRel);
-        // Held until the group is there. Otherwise another thread could see the device without the
-        // space and the accounts without the group.
-        let mut device = self.device.lock();
-        if seen.is_some_and(|seen| seen != self.seen(kind)) {
-            return Ok(ChunkOutcome::Granted);
-        }
-        let Some(plan) = self.plan(&device, kind) else { return Ok(ChunkOutcome::NoRoom) };
-        let end = device.chunks.last_key_value().map_or(0, |(at, c)| at.0 + c.length);
-        let start =
-            end.checked_next_multiple_of(larder_format::STRIPE_LEN).map(|start| start.max(1 << 20));
-        let Some(start) = start.filter(|start| start.checked_add(plan.len).is_some()).map(Logical)
-        else {
-            return Ok(ChunkOutcome::NoRoom);
-        };
-        let stripes = plan
-            .stripes
-            .iter()
-            .map(|at| Stripe { devid: device.id, offset: *at, dev_uuid: device.uuid })
-            .collect();
-        let chunk = Chunk::new(plan.len, flags, stripes);
-        let in_map = mapped(start, &chunk);
-        let excluded = in_map.superblock_ranges();
-        let left = device.usable(Some(&plan));
-        let overcommit = self.overcommit(left);
-        // What was promised to metadata must stay possible. (A chunk for metadata turns device
-        // space into metadata further down.)
-        let for_metadata = match kind {
-            SpaceKind::Metadata => true,
-            SpaceKind::Data => self.accounts.is_mixed(),
-            SpaceKind::System => false,
-        };
-        if !for_metadata {
-            let most = match kind {
-                SpaceKind::Data => left.saturating_sub(1 << 20) / self.copies(SpaceKind::Metadata),
-                _ => u64::MAX,
-            };
-            if !self.accounts.take_device_space(most, overcommit) {
-                return Ok(ChunkOutcome::Promised);
-            }
-        }
-        self.volume.add_chunk(in_map)?;
-        for at in &plan.stripes {
-            device.taken.insert(*at, plan.len);
-            device.told.take(*at, plan.len);
-        }
-        device.chunks.insert(start, chunk.clone());
-        let run = Run::new(start, plan.len);
-        if kind == SpaceKind::System {
-            self.system_changed.store(true, Ordering::Release);
-        }
-        tracing::debug!(?kind, %start, len = plan.len, "new chunk");
-        txn.note_group(NewGroup { run, chunk });
-        self.groups
-            .add_new(BlockGroup::empty(run, flags, txn.generation(), &excluded), overcommit)?;
-        self.counter(kind).fetch_add(1, Ordering::AcqRel);
-        drop(device);
-        self.size_global_reserve();
-        Ok(ChunkOutcome::Granted)
     }
 
     /// Keeps what the commit that is under way was promised, in groups that it may use. If `bytes`
@@ -459,26 +270,12 @@ impl Allocator {
                 // What was promised must be somewhere.
                 Err(_) if !squeezed => {
                     squeezed = true;
-                    self.release_expired();
+                    self.discards.release_expired();
                     self.give_back_preallocated();
                 }
                 Err(need) => return Err(need.into()),
             }
         }
-    }
-
-    /// A new chunk whose items the running transaction will write, unless there is one that the
-    /// caller has not seen.
-    ///
-    /// # Errors
-    /// `ReadOnly`; broken accounts.
-    pub(crate) fn chunk_in_running(
-        &self,
-        txns: &impl Running,
-        kind: SpaceKind,
-        seen: Seen,
-    ) -> Result<ChunkOutcome> {
-        txns.while_pinned(&mut |txn| self.new_chunk(txn, kind, Some(seen)))
     }
 
     /// An address for a block of a global tree, in a group that the chunk tree of `txn` has.
@@ -528,25 +325,22 @@ impl Allocator {
         }
     }
 
-    /// Space for data: `want` bytes in one piece, or else the longest piece of at least `min`
-    /// bytes. Both are multiples of 4096.
+    /// A piece of space for data, in whole sectors.
     ///
     /// # Errors
     /// `NoSpace`.
-    #[allow(dead_code)]
     pub(crate) fn allocate_data(
         &self,
         txns: &impl Running,
-        want: u64,
-        min: u64,
+        wanted: Lengths,
         from: &mut Reservation,
     ) -> Result<Run> {
         if self.accounts.is_mixed() {
-            self.spare_the_commit(txns, want)?;
+            self.spare_the_commit(txns, wanted.most)?;
         }
         loop {
             let seen = self.seen(SpaceKind::Data);
-            match self.groups.allocate_data(want, min, Generation(u64::MAX), from) {
+            match self.groups.allocate_data(wanted, Generation(u64::MAX), from) {
                 Ok(run) => return Ok(run),
                 Err(_)
                     if self.chunk_in_running(txns, SpaceKind::Data, seen)?
@@ -557,9 +351,28 @@ impl Allocator {
     }
 
     /// Gives back allocated data space that no extent refers to.
-    #[allow(dead_code)]
     pub(crate) fn give_back(&self, run: Run, to: Option<&mut Reservation>) {
         self.groups.give_back(run, to);
+    }
+
+    /// Keeps addresses that an operation did not need for the next one, as far as there is room for
+    /// them.
+    pub(crate) fn keep_preallocated(&self, set: Vec<Logical>) {
+        self.give_addresses_back(self.preallocated.keep(set));
+    }
+    /// Gives all addresses back that operations did not need.
+    pub(crate) fn give_back_preallocated(&self) {
+        self.give_addresses_back(self.preallocated.take_all());
+    }
+    fn give_addresses_back(&self, addresses: Vec<Logical>) {
+        for at in addresses {
+            self.groups.give_back(Run::new(at, u64::from(self.features.nodesize)), None);
+        }
+    }
+
+    /// Space is short: see [`Discards::hurry`].
+    pub(crate) fn hurry(&self) {
+        self.discards.hurry();
     }
 
     /// Sum of `used` over all block groups.
@@ -570,128 +383,6 @@ impl Allocator {
     /// Are two addresses in one block group?
     pub(crate) fn same_group(&self, a: Logical, b: Logical) -> bool {
         self.groups.find(a).is_some_and(|g| b < g.run().end() && b >= g.run().start)
-    }
-
-    /// Takes block groups in which nothing is left out of service, except the last of each kind and
-    /// those of this transaction.
-    pub(crate) fn take_empty_groups(&self, generation: Generation) -> Vec<(Run, Chunk)> {
-        let mut out = Vec::new();
-        let device = self.device.lock();
-        for group in self.groups.empty_groups() {
-            let kept = self
-                .groups
-                .all()
-                .iter()
-                .filter(|g| {
-                    g.flags() == group.flags() && g.run() != group.run() && !g.usage().read_only
-                })
-                .count();
-            if group.created_in() >= generation || kept == 0 {
-                continue;
-            }
-            let Some(chunk) = device.chunks.get(&group.run().start) else { continue };
-            // An operation that was promised its space may come for it at any moment, and there may
-            // be no other space.
-            if self.groups.remove_unpromised(&group) {
-                if group.kind() == SpaceKind::System {
-                    self.system_changed.store(true, Ordering::Release);
-                }
-                out.push((group.run(), chunk.clone()));
-            }
-        }
-        out
-    }
-
-    /// Is there an empty chunk for something else than `kind` that the next commits would give
-    /// back, once what is promised in it has come to its end?
-    pub(crate) fn has_idle_chunks(&self, kind: SpaceKind) -> bool {
-        let all = self.groups.all();
-        let account = |kind| match kind {
-            SpaceKind::Data if self.accounts.is_mixed() => SpaceKind::Metadata,
-            kind => kind,
-        };
-        all.iter().any(|group| {
-            let now = group.usage();
-            let theirs = account(group.kind());
-            if theirs == account(kind)
-                || theirs == SpaceKind::System
-                || now.allocated > 0
-                || now.read_only
-            {
-                return false;
-            }
-            let keep =
-                if theirs == SpaceKind::Metadata { self.accounts.global_reserve().0 } else { 0 };
-            let rest = self.accounts.figures(theirs).free().checked_sub(now.free);
-            let another =
-                |g: &&Arc<BlockGroup>| g.flags() == group.flags() && g.run() != group.run();
-            rest.is_some_and(|rest| rest >= keep) && all.iter().any(|g| another(&g))
-        })
-    }
-
-    /// The removed groups are gone from the durable superblock: their device space may be used
-    /// again.
-    pub(crate) fn forget_removed(&self, removed: &[(Run, Chunk)]) {
-        if removed.is_empty() {
-            return;
-        }
-        if self.is_discarding() {
-            for stripe in removed
-                .iter()
-                .flat_map(|(_, chunk)| chunk.stripes.iter().map(|s| (s, chunk.length)))
-            {
-                self.discard_stripe(stripe.0.devid, stripe.0.offset, stripe.1);
-            }
-        }
-        let mut device = self.device.lock();
-        for (run, chunk) in removed {
-            device.chunks.remove(&run.start);
-            for stripe in &chunk.stripes {
-                device.taken.remove(&stripe.offset);
-            }
-            self.volume.map().remove(run.start);
-        }
-        self.given_back.fetch_add(removed.len() as u64, Ordering::AcqRel);
-        drop(device);
-        self.note_device_space();
-    }
-
-    /// Discards the space of the device that no chunk takes and that the device was not told of
-    /// yet, `most` bytes at a time. No chunk is made meanwhile. Returns the bytes.
-    ///
-    /// # Errors
-    /// What the device said.
-    pub(crate) fn trim_unallocated(&self, most: u64) -> Result<u64> {
-        let mut done = 0;
-        loop {
-            let mut device = self.device.lock();
-            let taken = device.taken.iter().map(|(at, len)| (*at, *len));
-            let mut taken: Vec<(Physical, u64)> = taken.chain(device.told.stretches()).collect();
-            taken.sort_unstable();
-            let Some((at, len)) = device_gaps(&taken, device.size).first().copied() else {
-                return Ok(done);
-            };
-            let len = len.min(most);
-            done += self.volume.discard_on(device.id, at, len)?;
-            device.told.add(at, len);
-        }
-    }
-
-    /// Have system chunks come or gone since this was last asked?
-    pub(crate) fn system_chunks_changed(&self) -> bool {
-        self.system_changed.swap(false, Ordering::AcqRel)
-    }
-
-    /// The superblock's array of system chunks; `removed` ones are left out.
-    pub(crate) fn system_chunk_array(&self, removed: &[(Run, Chunk)]) -> Result<Vec<u8>> {
-        let device = self.device.lock();
-        let system = device.chunks.iter().filter(|(at, c)| {
-            c.flags.contains(BlockGroupFlags::SYSTEM)
-                && !removed.iter().any(|(run, _)| run.start == **at)
-        });
-        let keyed = system
-            .map(|(at, c)| (Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, at.0), c));
-        encode_sys_array(keyed).map_err(|e| Error::corrupt(Place::default(), e.0))
     }
 
     /// Groups whose free-space record must be made anew.
@@ -724,5 +415,31 @@ impl Allocator {
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// Reads the block groups of all chunks, and their free space. Returns those whose record in the
+/// free-space tree is wrong.
+fn load_groups(
+    groups: &Groups,
+    volume: &Volume,
+    roots: &Roots,
+    epoch: &Epoch,
+    nodesize: u32,
+) -> Result<Vec<Run>> {
+    let mut rebuild = Vec::new();
+    let mut extents = roots.extent.version(epoch.clone());
+    let items_tree = roots.block_group.as_ref().unwrap_or(&roots.extent);
+    let mut items = items_tree.version(epoch.clone());
+    let mut free: Option<Version> = roots.free_space.as_ref().map(|t| t.version(epoch.clone()));
+    for chunk in volume.map().chunks() {
+        let mut source = match &mut free {
+            Some(tree) => FreeSource::Tree(tree as &mut dyn TreeOps),
+            None => FreeSource::Extents,
+        };
+        let id = items_tree.id();
+        let loaded = groups::load(&chunk, &mut items, id, &mut source, &mut extents, nodesize)?;
+        if loaded.rebuild_free_space {
+            rebuild.push(loaded.group.run());
+        }
+        groups.add(loaded.group)?;
+    }
+    Ok(rebuild)
+}

@@ -12,14 +12,14 @@ use smallvec::SmallVec;
 /// Sizes that a tenth of the file system is rounded up to.
 const STEP: u64 = 16 << 20;
 /// Shortest stripe worth having.
-pub const MIN_STRIPE: u64 = 1 << 20;
+pub(crate) const MIN_STRIPE: u64 = 1 << 20;
 
 /// Bytes (logical) that a new chunk should have, on a file system of `total` bytes.
 ///
 /// At most about a tenth of it (rounded up to 16 MiB: 112 MiB of 1 GiB). So small images do not run
 /// out of device space with one half-empty chunk for each type.
 #[must_use]
-pub fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
+pub(crate) fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
     let most = match kind {
         SpaceKind::Data => 1 << 30,
         SpaceKind::Metadata if total > 50 << 30 => 1 << 30,
@@ -32,7 +32,7 @@ pub fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
 /// Unused stretches of a device of `size` bytes, as (first byte, bytes): whole stripe units, none
 /// in the reserved first MiB. `taken` is what chunks take, ascending.
 #[must_use]
-pub fn device_holes(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)> {
+pub(crate) fn device_holes(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)> {
     let whole_stripes = |(at, len): (Physical, u64)| {
         let from = at.0.next_multiple_of(STRIPE_LEN);
         let len = at.plus(len).0.saturating_sub(from) / STRIPE_LEN * STRIPE_LEN;
@@ -43,7 +43,7 @@ pub fn device_holes(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)
 
 /// What lies between device extents, to the byte.
 #[must_use]
-pub fn device_gaps(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)> {
+pub(crate) fn device_gaps(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)> {
     let mut gaps = Vec::new();
     let mut at = DEVICE_RESERVED;
     for (start, len) in taken.iter().copied().chain([(Physical(size), 0)]) {
@@ -56,27 +56,19 @@ pub fn device_gaps(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical, u64)>
     gaps
 }
 
-/// The first hole of at least `len` bytes (multiple of 64 KiB), or else the longest.
-#[must_use]
-pub fn find_device_hole(taken: &[(Physical, u64)], size: u64, len: u64) -> Option<(Physical, u64)> {
-    let holes = device_holes(taken, size);
-    let first = holes.iter().find(|h| h.1 >= len).map(|h| (h.0, len));
-    first.or_else(|| holes.into_iter().max_by_key(|h| h.1))
-}
-
 /// Where a new chunk goes: the length of each stripe and their places.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChunkPlan {
+pub(crate) struct ChunkPlan {
     /// Bytes of each stripe; with one or two copies also of the chunk.
-    pub len: u64,
+    pub(crate) len: u64,
     /// First byte of each copy.
-    pub stripes: SmallVec<[Physical; 2]>,
+    pub(crate) stripes: SmallVec<[Physical; 2]>,
 }
 
 /// Plans a chunk with `copies` copies on one device: as long as [`chunk_size_for`] says, or as the
 /// holes allow. `None` when not even a short one fits.
 #[must_use]
-pub fn plan_chunk(
+pub(crate) fn plan_chunk(
     kind: SpaceKind,
     copies: usize,
     total: u64,
@@ -146,15 +138,6 @@ mod tests {
                 (Physical(9 * MIB), MIB)
             ]
         );
-        assert_eq!(
-            find_device_hole(&taken, 10 * MIB, 2 * MIB),
-            Some((Physical(2 * MIB + 65536), 2 * MIB))
-        );
-        assert_eq!(
-            find_device_hole(&taken, 10 * MIB, 64 * MIB),
-            Some((Physical(2 * MIB + 65536), 6 * MIB - 65536))
-        );
-        assert_eq!(find_device_hole(&[(Physical(0), 64 * MIB)], 10 * MIB, 65536), None);
         assert_eq!(
             device_holes(&[(Physical(u64::MAX), u64::MAX)], 2 * MIB),
             [(Physical(MIB), MIB)]

@@ -17,7 +17,7 @@ const SECTOR: u64 = SECTOR_SIZE as u64;
 
 /// Most checksums in one item, of a tree whose largest item has `max_item_size` bytes.
 #[must_use]
-pub fn max_sums(max_item_size: usize, csum: CsumType) -> usize {
+pub(crate) fn max_sums(max_item_size: usize, csum: CsumType) -> usize {
     // The leaf's capacity less two item headers, and one checksum to spare. Linux stops there, too.
     const ITEM_HEADER: usize = larder_format::node::ITEM_SIZE;
     (max_item_size.saturating_sub(ITEM_HEADER) / csum.size()).saturating_sub(1).max(1)
@@ -84,7 +84,12 @@ fn after(tree: &mut dyn TreeOps, csum: CsumType, at: Logical) -> Result<Option<I
 ///
 /// # Errors
 /// `Corrupt` when items are not what they must be.
-pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8]) -> Result<()> {
+pub(crate) fn insert(
+    tree: &mut dyn TreeOps,
+    csum: CsumType,
+    start: Logical,
+    sums: &[u8],
+) -> Result<()> {
     assert!(
         start.0.is_multiple_of(SECTOR) && sums.len().is_multiple_of(csum.size()),
         "whole sectors"
@@ -140,7 +145,7 @@ pub fn insert(tree: &mut dyn TreeOps, csum: CsumType, start: Logical, sums: &[u8
 ///
 /// # Errors
 /// `Corrupt` when items are not what they must be.
-pub fn delete(tree: &mut dyn TreeOps, csum: CsumType, range: Run) -> Result<()> {
+pub(crate) fn delete(tree: &mut dyn TreeOps, csum: CsumType, range: Run) -> Result<()> {
     assert!(
         range.start.0.is_multiple_of(SECTOR) && range.len.is_multiple_of(SECTOR),
         "whole sectors"
@@ -171,7 +176,7 @@ pub fn delete(tree: &mut dyn TreeOps, csum: CsumType, range: Run) -> Result<()> 
 ///
 /// # Errors
 /// `Corrupt` when items are not what they must be.
-pub fn read(
+pub(crate) fn read(
     tree: &mut dyn TreeOps,
     csum: CsumType,
     range: Run,
@@ -212,15 +217,16 @@ mod tests {
     use crate::tree::ops::MapTree;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
+    use std::ops::Range;
 
     const BASE: u64 = 1 << 30;
-    fn run(first: u64, count: u64) -> Run {
-        Run::new(Logical(BASE + first * SECTOR), count * SECTOR)
+    fn run(sectors: Range<u64>) -> Run {
+        let at = |sector: u64| Logical(BASE + sector * SECTOR);
+        Run::between(at(sectors.start), at(sectors.end)).expect("not empty")
     }
-    fn sums(csum: CsumType, seed: u64, count: u64) -> Vec<u8> {
-        (0..count)
-            .flat_map(|i| csum.compute(&(seed + i).to_le_bytes())[..csum.size()].to_vec())
-            .collect()
+    /// Checksums of sectors with these numbers in them.
+    fn sums(csum: CsumType, numbers: Range<u64>) -> Vec<u8> {
+        numbers.flat_map(|n| csum.compute(&n.to_le_bytes())[..csum.size()].to_vec()).collect()
     }
     fn check(t: &MapTree, csum: CsumType) {
         let max = max_sums(16258, csum) * csum.size();
@@ -242,17 +248,19 @@ mod tests {
         let csum = CsumType::Crc32c;
         let mut t = MapTree::default();
         for i in 0..2000 {
-            insert(&mut t, csum, run(i * 4, 4).start, &sums(csum, i * 4, 4)).unwrap();
+            insert(&mut t, csum, run(i * 4..i * 4 + 4).start, &sums(csum, i * 4..i * 4 + 4))
+                .unwrap();
         }
         let sizes: Vec<_> = t.0.values().map(|v| v.len() / 4).collect();
         assert_eq!(sizes, [4057, 8000 - 4057]);
         // A gap that is filled joins its neighbours.
         let mut t = MapTree::default();
         for first in [0, 8, 4] {
-            insert(&mut t, csum, run(first, 4).start, &sums(csum, first, 4)).unwrap();
+            insert(&mut t, csum, run(first..first + 4).start, &sums(csum, first..first + 4))
+                .unwrap();
         }
         assert_eq!(t.0.len(), 1);
-        assert_eq!(t.0.values().next().unwrap(), &sums(csum, 0, 12));
+        assert_eq!(t.0.values().next().unwrap(), &sums(csum, 0..12));
     }
 
     #[test]
@@ -286,23 +294,23 @@ mod tests {
                 let len = if short { 1 + len % 20 } else { len };
                 let seed = seed >> 1;
                 if op > 0 {
-                    let s = sums(csum, seed, len);
-                    insert(&mut t, csum, run(first, len).start, &s).unwrap();
+                    let s = sums(csum, seed..seed + len);
+                    insert(&mut t, csum, run(first..first + len).start, &s).unwrap();
                     for i in 0..len {
                         let at = i as usize * csum.size();
                         model.insert(first + i, s[at..at + csum.size()].to_vec());
                     }
                 } else {
-                    delete(&mut t, csum, run(first, len)).unwrap();
+                    delete(&mut t, csum, run(first..first + len)).unwrap();
                     model.retain(|n, _| !(first..first + len).contains(n));
                 }
                 check(&t, csum);
                 let (from, n) = (seed % 9000, 700);
                 let mut got = Vec::new();
                 let mut push = |at, s: Option<&[u8]>| got.push((at, s.map(<[u8]>::to_vec)));
-                read(&mut t, csum, run(from, n), &mut push).unwrap();
+                read(&mut t, csum, run(from..from + n), &mut push).unwrap();
                 let want: Vec<_> = (from..from + n)
-                    .map(|i| (run(i, 1).start, model.get(&i).cloned())).collect();
+                    .map(|i| (run(i..i + 1).start, model.get(&i).cloned())).collect();
                 prop_assert_eq!(got, want);
             }
             let stored: usize = t.0.values().map(Vec::len).sum();

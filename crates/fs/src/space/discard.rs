@@ -15,13 +15,18 @@
 //! - everything, on request ([`super::trim`]).
 //!
 //! A caller that is short of space does not wait for freed space to be discarded
-//! ([`Allocator::hurry`]), only for a discard that is under way. A discard that fails is no reason
+//! ([`Discards::hurry`]), only for a discard that is under way. A discard that fails is no reason
 //! to fail anything else; after the first failure no more are tried.
 
-use crate::space::alloc::Allocator;
-use crate::space::{Run, RunJoiner, SpaceKind};
+use crate::api::OpenOptions;
+use crate::space::free_index::Lengths;
+use crate::space::groups::Groups;
+use crate::space::{Pinned, Run, RunJoiner, SpaceKind};
+use crate::tree::Epochs;
 use larder_format::{DeviceId, Logical, Physical};
-use parking_lot::Mutex;
+use larder_volume::Volume;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whole blocks of this size are discarded, and nothing smaller.
@@ -31,32 +36,58 @@ const MOST_PER_COMMIT: usize = 512;
 /// Discards when a file system is closed.
 const MOST_AT_CLOSE: usize = 16384;
 
-/// What is about to be discarded.
-#[derive(Debug, Default)]
+/// What was freed and is given back, and what of it is discarded before.
+#[derive(Debug)]
 pub(crate) struct Discards {
+    options: Arc<OpenOptions>,
+    volume: Arc<Volume>,
+    groups: Arc<Groups>,
+    /// What keeps freed space from being used again.
+    epochs: Arc<Epochs<Pinned>>,
     /// Freed data, still pinned.
     queue: Mutex<Vec<Run>>,
     /// Held while space that no version can reach any more is given back. A second caller finds
     /// that space free when it gets the lock.
     releasing: Mutex<()>,
     /// Held while the device discards. Its holder waits for the device and for nothing else.
-    pub(crate) busy: Mutex<()>,
+    busy: Mutex<()>,
     /// A discard has failed.
     given_up: AtomicBool,
 }
 
-impl Allocator {
+impl Discards {
+    pub(super) fn new(
+        options: Arc<OpenOptions>,
+        volume: Arc<Volume>,
+        groups: Arc<Groups>,
+        epochs: Arc<Epochs<Pinned>>,
+    ) -> Self {
+        Self {
+            options,
+            volume,
+            groups,
+            epochs,
+            queue: Mutex::default(),
+            releasing: Mutex::default(),
+            busy: Mutex::default(),
+            given_up: AtomicBool::new(false),
+        }
+    }
     /// Is freed space discarded?
-    pub(crate) fn is_discarding(&self) -> bool {
-        self.options.discard && !self.discards.given_up.load(Ordering::Relaxed)
+    pub(crate) fn are_on(&self) -> bool {
+        self.options.discard && !self.given_up.load(Ordering::Relaxed)
+    }
+    /// The device is about to discard. Until the guard is dropped, callers that find no space wait.
+    pub(crate) fn busy(&self) -> MutexGuard<'_, ()> {
+        self.busy.lock()
     }
 
     /// Gives back space that no version can reach any more. Data that is to be discarded first
-    /// waits for the committer, or for [`Allocator::hurry`].
+    /// waits for the committer, or for [`Discards::hurry`].
     pub(crate) fn release_expired(&self) {
-        let _releasing = self.discards.releasing.lock();
+        let _releasing = self.releasing.lock();
         for pinned in self.epochs.expired() {
-            let discards = self.is_discarding();
+            let discards = self.are_on();
             let mut data = Vec::new();
             for run in pinned {
                 if discards && self.options.tuning.discard_everything {
@@ -69,32 +100,32 @@ impl Allocator {
                 }
             }
             if !data.is_empty() {
-                self.discards.queue.lock().append(&mut data);
+                self.queue.lock().append(&mut data);
             }
         }
     }
     /// Does the run lie in a group for data alone?
     fn is_data(&self, run: Run) -> bool {
-        let mixed = self.accounts.is_mixed();
+        let mixed = self.groups.space().is_mixed();
         !mixed && self.groups.find(run.start).is_some_and(|g| g.kind() == SpaceKind::Data)
     }
     /// Space is short. Gives back what can be given back without a discard, and waits for what is
     /// being discarded.
     pub(crate) fn hurry(&self) {
         self.release_expired();
-        let runs = std::mem::take(&mut *self.discards.queue.lock());
+        let runs = std::mem::take(&mut *self.queue.lock());
         runs.into_iter().for_each(|run| self.groups.unpin(run));
-        self.wait_for_discards();
+        self.wait();
     }
 
     /// Waits for what the committer is discarding.
-    pub(crate) fn wait_for_discards(&self) {
-        drop(self.discards.busy.lock());
+    pub(crate) fn wait(&self) {
+        drop(self.busy());
     }
 
     /// Discards freed data, and gives it back. The caller holds `busy`.
     pub(crate) fn discard_freed(&self) {
-        let mut runs = std::mem::take(&mut *self.discards.queue.lock());
+        let mut runs = std::mem::take(&mut *self.queue.lock());
         runs.sort_unstable_by_key(|r| r.start);
         let mut joiner = RunJoiner::default();
         let mut whole = Vec::new();
@@ -130,21 +161,22 @@ impl Allocator {
     /// Discards what was freed and left out until now. It is for the end, when nothing allocates
     /// any more.
     pub(crate) fn discard_left(&self) {
-        if !self.is_discarding() {
+        if !self.are_on() {
             return;
         }
         self.release_expired();
-        let _busy = self.discards.busy.lock();
+        let _busy = self.busy();
         self.discard_freed();
+        let wanted = Lengths { most: u64::MAX, least: GRANULE };
         let mut left = MOST_AT_CLOSE;
         for group in self.groups.take_undiscarded() {
             let mut range = group.run();
-            while let Some(run) = self.groups.pin_free(&group, range, GRANULE, range.len) {
+            while let Some(run) = self.groups.pin_free(&group, range, wanted) {
                 self.discard_run(run);
                 self.groups.discarded(run);
                 range = Run::new(run.end(), range.end().0 - run.end().0);
                 left -= 1;
-                if left == 0 || !self.is_discarding() {
+                if left == 0 || !self.are_on() {
                     return;
                 }
             }
@@ -152,7 +184,7 @@ impl Allocator {
     }
 
     fn discard_run(&self, run: Run) {
-        if self.is_discarding()
+        if self.are_on()
             && let Err(e) = self.volume.discard(run.start, run.len)
         {
             self.give_up_discarding(&e);
@@ -160,14 +192,14 @@ impl Allocator {
     }
     /// Discards the device space of a chunk that was given back.
     pub(crate) fn discard_stripe(&self, device: DeviceId, at: Physical, len: u64) {
-        if self.is_discarding()
+        if self.are_on()
             && let Err(e) = self.volume.discard_on(device, at, len)
         {
             self.give_up_discarding(&e);
         }
     }
     fn give_up_discarding(&self, why: &dyn std::fmt::Display) {
-        if !self.discards.given_up.swap(true, Ordering::Relaxed) {
+        if !self.given_up.swap(true, Ordering::Relaxed) {
             tracing::warn!("free space is not discarded any more: {why}");
         }
     }

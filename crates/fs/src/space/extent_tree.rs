@@ -17,16 +17,16 @@ use larder_format::{DiskKey, FormatError, Generation, Key, KeyType, Logical, Obj
 
 /// What the file system's features say about extent items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExtentFeatures {
+pub(crate) struct ExtentFeatures {
     /// SKINNY_METADATA: new tree blocks get METADATA_ITEMs.
-    pub skinny: bool,
+    pub(crate) skinny: bool,
     /// Bytes of a tree block.
-    pub nodesize: u32,
+    pub(crate) nodesize: u32,
 }
 
 /// What applying a head did to the allocated space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Applied {
+pub(crate) enum Applied {
     /// The extent is in the tree now: its bytes are used.
     Added,
     /// It had its last reference dropped and left the tree: its bytes are free (reusable once this
@@ -41,17 +41,17 @@ pub enum Applied {
 
 /// Facts about an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExtentInfo {
+pub(crate) struct ExtentInfo {
     /// Number of references.
-    pub refs: u64,
+    pub(crate) refs: u64,
     /// Is FULL_BACKREF set?
-    pub full_backref: bool,
+    pub(crate) full_backref: bool,
     /// Transaction that allocated it.
-    pub generation: Generation,
+    pub(crate) generation: Generation,
     /// Length in bytes.
-    pub num_bytes: u64,
+    pub(crate) num_bytes: u64,
     /// File data (a tree block otherwise)?
-    pub is_data: bool,
+    pub(crate) is_data: bool,
 }
 
 fn corrupt(key: Key, what: impl Into<String>) -> Error {
@@ -118,7 +118,7 @@ fn find(
 ///
 /// # Errors
 /// `Corrupt` when its item is malformed, or is of the other kind or level.
-pub fn extent_info(
+pub(crate) fn extent_info(
     tree: &mut dyn TreeOps,
     bytenr: Logical,
     num_bytes: u64,
@@ -139,7 +139,7 @@ pub fn extent_info(
 ///
 /// # Errors
 /// As [`extent_info`].
-pub fn inline_refs(
+pub(crate) fn inline_refs(
     tree: &mut dyn TreeOps,
     bytenr: Logical,
     num_bytes: u64,
@@ -162,7 +162,7 @@ pub fn inline_refs(
 /// The extent that an item of the extent tree stands for: address and length. `None` for other
 /// items.
 #[must_use]
-pub fn extent_of(key: &Key, nodesize: u32) -> Option<(Logical, u64)> {
+pub(crate) fn extent_of(key: &Key, nodesize: u32) -> Option<(Logical, u64)> {
     match key.kind {
         KeyType::EXTENT_ITEM => Some((Logical(key.objectid.0), key.offset)),
         KeyType::METADATA_ITEM => Some((Logical(key.objectid.0), u64::from(nodesize))),
@@ -175,7 +175,7 @@ pub fn extent_of(key: &Key, nodesize: u32) -> Option<(Logical, u64)> {
 /// # Errors
 /// `Corrupt` when a reference to drop is not there, when one to add is, when counts do not add up,
 /// or when a new extent overlaps one that is in the tree.
-pub fn apply(
+pub(crate) fn apply(
     tree: &mut dyn TreeOps,
     features: ExtentFeatures,
     bytenr: Logical,

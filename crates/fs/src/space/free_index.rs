@@ -18,10 +18,36 @@ const PROBES: usize = 32;
 
 /// Sorted free runs.
 #[derive(Clone, Debug, Default)]
-pub struct FreeIndex {
+pub(crate) struct FreeIndex {
     runs: BTreeMap<Logical, u64>,
     by_size: BTreeSet<(u64, Logical)>,
     total: u64,
+}
+
+/// How long a piece may be that is allocated at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lengths {
+    /// So many bytes, if there is a run that long.
+    pub(crate) most: u64,
+    /// Otherwise as many as there are in one piece, but no fewer than this.
+    pub(crate) least: u64,
+}
+
+impl Lengths {
+    /// This length and no other.
+    #[must_use]
+    pub(crate) fn exactly(len: u64) -> Self {
+        Self { most: len, least: len }
+    }
+}
+
+/// Tree blocks as the index sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    /// Bytes of each.
+    pub(crate) size: u64,
+    /// What their addresses are multiples of.
+    pub(crate) align: u64,
 }
 
 fn align_up(at: Logical, align: u64) -> Option<Logical> {
@@ -31,30 +57,31 @@ fn align_up(at: Logical, align: u64) -> Option<Logical> {
 impl FreeIndex {
     /// An index in which nothing is free.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Bytes that are free.
     #[must_use]
-    pub fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
     /// Length of the largest run, 0 if there is none.
     #[must_use]
-    pub fn largest(&self) -> u64 {
+    pub(crate) fn largest(&self) -> u64 {
         self.by_size.last().map_or(0, |r| r.0)
     }
 
     /// The runs in address order.
-    pub fn runs(&self) -> impl DoubleEndedIterator<Item = Run> + '_ {
+    #[cfg(test)]
+    pub(crate) fn runs(&self) -> impl DoubleEndedIterator<Item = Run> + '_ {
         self.runs.iter().map(|(start, len)| Run::new(*start, *len))
     }
 
     /// The first run that ends behind `at`, without what it has before `at`.
     #[must_use]
-    pub fn next_from(&self, at: Logical) -> Option<Run> {
+    pub(crate) fn next_from(&self, at: Logical) -> Option<Run> {
         let run = self.from(at).next()?;
         let start = run.start.max(at);
         Some(Run::new(start, run.end().0 - start.0))
@@ -75,8 +102,8 @@ impl FreeIndex {
     fn carve(&mut self, run: Run, part: Run) {
         self.unlink(run);
         for (start, end) in [(run.start, part.start), (part.end(), run.end())] {
-            if start < end {
-                self.link(Run::new(start, end.0 - start.0));
+            if let Some(rest) = Run::between(start, end) {
+                self.link(rest);
             }
         }
     }
@@ -93,7 +120,7 @@ impl FreeIndex {
     }
 
     /// Adds a run. None of it may be free already: such space would have two owners.
-    pub fn insert(&mut self, mut run: Run) {
+    pub(crate) fn insert(&mut self, mut run: Run) {
         if run.len == 0 {
             return;
         }
@@ -116,7 +143,7 @@ impl FreeIndex {
     }
 
     /// Takes out what is free of `range`. Returns how many bytes that was.
-    pub fn remove_range(&mut self, range: Run) -> u64 {
+    pub(crate) fn remove_range(&mut self, range: Run) -> u64 {
         let hit: Vec<Run> = self.from(range.start).take_while(|r| r.start < range.end()).collect();
         let before = self.total;
         for run in hit {
@@ -129,25 +156,26 @@ impl FreeIndex {
 
     /// Is all of `range` free?
     #[must_use]
-    pub fn is_free(&self, range: Run) -> bool {
+    pub(crate) fn is_free(&self, range: Run) -> bool {
         self.before(range.start).is_some_and(|r| r.contains(range))
     }
 
     /// Takes exactly `range` out, if all of it is free.
-    pub fn take(&mut self, range: Run) -> Option<Run> {
+    pub(crate) fn take(&mut self, range: Run) -> Option<Run> {
         self.is_free(range).then(|| {
             self.remove_range(range);
             range
         })
     }
 
-    /// Takes `len` bytes out. If no run is that long, takes the longest one, if it has `min_len`
-    /// bytes.
+    /// Takes a piece out. If no run is as long as wanted, takes the longest one, if that is long
+    /// enough.
     ///
     /// The order of attempts: right at `hint` or in the next runs behind it, the smallest run that
-    /// holds `len`, the longest run.
-    pub fn allocate(&mut self, len: u64, min_len: u64, hint: Option<Logical>) -> Option<Run> {
-        assert!(0 < min_len && min_len <= len, "{min_len} to {len} bytes");
+    /// is as long as wanted, the longest run.
+    pub(crate) fn allocate(&mut self, wanted: Lengths, hint: Option<Logical>) -> Option<Run> {
+        let Lengths { most: len, least } = wanted;
+        assert!(0 < least && least <= len, "{least} to {len} bytes");
         let near = hint.and_then(|hint| {
             self.from(hint).take(PROBES).find_map(|run| {
                 let start = run.start.max(hint);
@@ -161,17 +189,18 @@ impl FreeIndex {
             })
             .or_else(|| {
                 let &(size, start) = self.by_size.last()?;
-                (size >= min_len).then_some((Run::new(start, size), Run::new(start, size)))
+                (size >= least).then_some((Run::new(start, size), Run::new(start, size)))
             })?;
         self.carve(run, part);
         Some(part)
     }
 
-    /// Takes the first `len` bytes in `window` that start at a multiple of `align`.
-    pub fn allocate_in(&mut self, window: Run, len: u64, align: u64) -> Option<Run> {
+    /// Takes the first place in `window` for a block.
+    pub(crate) fn allocate_in(&mut self, window: Run, blocks: Blocks) -> Option<Run> {
+        let Blocks { size, align } = blocks;
         let found =
             self.from(window.start).take_while(|r| r.start < window.end()).find_map(|run| {
-                let part = Run::new(align_up(run.start.max(window.start), align)?, len);
+                let part = Run::new(align_up(run.start.max(window.start), align)?, size);
                 (part.end() <= run.end() && part.end() <= window.end()).then_some((run, part))
             });
         let (run, part) = found?;
@@ -179,25 +208,24 @@ impl FreeIndex {
         Some(part)
     }
 
-    /// A stretch of at most `len` bytes, from which blocks of `block` bytes can be handed out one
-    /// after the other. It shares nothing with `avoid`. It comes from the smallest run that holds
-    /// it all, else from the longest. It stays free.
+    /// A stretch of at most `len` bytes, from which blocks can be handed out one after the other.
+    /// It shares nothing with `avoid`. It comes from the smallest run that holds it all, else from
+    /// the longest. It stays free.
     #[must_use]
-    pub fn window(&self, len: u64, block: u64, avoid: Option<Run>) -> Option<Run> {
-        let parts = |(size, start): (u64, Logical)| {
-            let run = Run::new(start, size);
+    pub(crate) fn window(&self, len: u64, blocks: Blocks, avoid: Option<Run>) -> Option<Run> {
+        let Blocks { size, align } = blocks;
+        let parts = |(len, start): (u64, Logical)| {
+            let run = Run::new(start, len);
             let Some(avoid) = avoid.filter(|a| a.overlaps(run)) else { return [Some(run), None] };
-            let part =
-                |from: Logical, to: Logical| (from < to).then(|| Run::new(from, to.0 - from.0));
-            [part(run.start, avoid.start), part(avoid.end(), run.end())]
+            [Run::between(run.start, avoid.start), Run::between(avoid.end(), run.end())]
         };
         let best = |need: u64, mut found: &mut dyn Iterator<Item = (u64, Logical)>| {
-            let fits = |r: &Run| align_up(r.start, block).is_some_and(|s| s.plus(need) <= r.end());
+            let fits = |r: &Run| align_up(r.start, align).is_some_and(|s| s.plus(need) <= r.end());
             (&mut found).take(PROBES).flat_map(parts).flatten().find(fits)
         };
         best(len, &mut self.by_size.range((len, Logical(0))..).copied())
-            .or_else(|| best(block, &mut self.by_size.iter().rev().copied()))
-            .map(|r| Run::new(r.start, r.len.min(len.max(block) + block)))
+            .or_else(|| best(size, &mut self.by_size.iter().rev().copied()))
+            .map(|r| Run::new(r.start, r.len.min(len.max(size) + align)))
     }
 }
 
@@ -205,56 +233,72 @@ impl FreeIndex {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::ops::Range;
 
-    fn run(start: u64, len: u64) -> Run {
-        Run::new(Logical(start), len)
+    const BLOCKS: Blocks = Blocks { size: 16384, align: 16384 };
+
+    fn run(bytes: Range<u64>) -> Run {
+        Run::between(Logical(bytes.start), Logical(bytes.end)).expect("not empty")
     }
 
     #[test]
     fn hint_then_best_fit_then_longest() {
         let mut f = FreeIndex::new();
-        for r in [run(0, 100), run(200, 10), run(300, 50)] {
+        for r in [run(0..100), run(200..210), run(300..350)] {
             f.insert(r);
         }
         assert_eq!((f.total(), f.largest()), (160, 100));
-        assert_eq!(f.allocate(10, 10, Some(Logical(40))), Some(run(40, 10)), "at the hint");
-        assert_eq!(f.allocate(20, 20, Some(Logical(250))), Some(run(300, 20)), "behind the hint");
-        assert_eq!(f.allocate(8, 8, None), Some(run(200, 8)), "smallest that holds it");
-        assert_eq!(f.allocate(1000, 45, None), Some(run(50, 50)), "longest");
-        assert_eq!(f.allocate(1000, 45, None), None);
-        assert_eq!(f.runs().collect::<Vec<_>>(), [run(0, 40), run(208, 2), run(320, 30)]);
-        assert_eq!(f.remove_range(run(30, 180)), 12);
+        assert_eq!(
+            f.allocate(Lengths::exactly(10), Some(Logical(40))),
+            Some(run(40..50)),
+            "at the hint"
+        );
+        assert_eq!(
+            f.allocate(Lengths::exactly(20), Some(Logical(250))),
+            Some(run(300..320)),
+            "behind the hint"
+        );
+        assert_eq!(
+            f.allocate(Lengths::exactly(8), None),
+            Some(run(200..208)),
+            "smallest that holds it"
+        );
+        let long = Lengths { most: 1000, least: 45 };
+        assert_eq!(f.allocate(long, None), Some(run(50..100)), "longest");
+        assert_eq!(f.allocate(long, None), None);
+        assert_eq!(f.runs().collect::<Vec<_>>(), [run(0..40), run(208..210), run(320..350)]);
+        assert_eq!(f.remove_range(run(30..210)), 12);
         assert_eq!(f.total(), 60);
     }
 
     #[test]
     fn windows_keep_clear_of_each_other_and_blocks_rise() {
         let mut f = FreeIndex::new();
-        f.insert(run(4096, 1 << 20));
-        let a = f.window(1 << 18, 16384, None).unwrap();
-        let b = f.window(1 << 18, 16384, Some(a)).unwrap();
+        f.insert(run(4096..(1 << 20) + 4096));
+        let a = f.window(1 << 18, BLOCKS, None).unwrap();
+        let b = f.window(1 << 18, BLOCKS, Some(a)).unwrap();
         assert!(!a.overlaps(b));
         let mut last = Logical(0);
         for _ in 0..16 {
-            let got = f.allocate_in(a, 16384, 16384).unwrap();
+            let got = f.allocate_in(a, BLOCKS).unwrap();
             assert!(got.start > last && got.start.0.is_multiple_of(16384) && a.contains(got));
             last = got.start;
         }
-        assert_eq!(f.allocate_in(a, 16384, 16384), None);
+        assert_eq!(f.allocate_in(a, BLOCKS), None);
         // Only short runs: the window is one of them. If no run holds a block, there is no window.
         let mut f = FreeIndex::new();
-        f.insert(run(4096, 16384));
-        assert_eq!(f.window(1 << 18, 16384, None), None);
-        f.insert(run(16384 * 3, 16384));
-        assert_eq!(f.window(1 << 18, 16384, None), Some(run(16384 * 3, 16384)));
+        f.insert(run(4096..4096 + 16384));
+        assert_eq!(f.window(1 << 18, BLOCKS, None), None);
+        f.insert(run(16384 * 3..16384 * 4));
+        assert_eq!(f.window(1 << 18, BLOCKS, None), Some(run(16384 * 3..16384 * 4)));
     }
 
     #[test]
     #[should_panic(expected = "free already")]
     fn freeing_twice_breaks_an_invariant() {
         let mut f = FreeIndex::new();
-        f.insert(run(0, 100));
-        f.insert(run(50, 10));
+        f.insert(run(0..100));
+        f.insert(run(50..60));
     }
 
     proptest! {
@@ -266,7 +310,7 @@ mod tests {
             let mut bits = [false; 256];
             for (op, at, len) in ops {
                 let end = (at + len).min(256);
-                let range = run(at as u64, (end - at) as u64);
+                let range = run(at as u64..end as u64);
                 match op {
                     0 => {
                         if bits[at..end].iter().all(|b| !b) {
@@ -282,8 +326,8 @@ mod tests {
                     _ => {
                         let longest = bits.split(|b| !b).map(<[bool]>::len).max().unwrap_or(0);
                         let min = 1 + len / 2;
-                        let got = f.allocate(len.max(min) as u64, min as u64,
-                            (op == 2).then_some(range.start));
+                        let wanted = Lengths { most: len.max(min) as u64, least: min as u64 };
+                        let got = f.allocate(wanted, (op == 2).then_some(range.start));
                         match got {
                             None => prop_assert!(longest < min),
                             Some(r) => {
@@ -300,7 +344,7 @@ mod tests {
                 let mut at = 0;
                 for part in bits.split(|b| !b) {
                     if !part.is_empty() {
-                        want.push(run(at, part.len() as u64));
+                        want.push(run(at..at + part.len() as u64));
                     }
                     at += part.len() as u64 + 1;
                 }

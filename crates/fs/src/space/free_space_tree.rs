@@ -27,7 +27,7 @@ const ITEM_HEADER: u64 = 25;
 /// A group of `len` bytes with more runs than the first number turns into bitmaps. With fewer runs
 /// than the second number it turns back into extents.
 #[must_use]
-pub fn thresholds(len: u64) -> (u64, u64) {
+pub(crate) fn thresholds(len: u64) -> (u64, u64) {
     let bitmaps = len.div_ceil(BITMAP_RANGE);
     let high = bitmaps.saturating_mul(ITEM_HEADER + BITMAP_SIZE as u64) / ITEM_HEADER;
     (high, high.saturating_sub(100))
@@ -88,7 +88,7 @@ fn check_range(group: Run, range: Run) -> Result<()> {
 ///
 /// # Errors
 /// `Corrupt` when part of it is not recorded as free, or the items are not what they must be.
-pub fn remove(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
+pub(crate) fn remove(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
     check_range(group, range)?;
     let info = Info::read(tree, group)?;
     let delta = if info.bitmaps {
@@ -116,7 +116,7 @@ pub fn remove(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
 ///
 /// # Errors
 /// `Corrupt` when part of it is already recorded as free, or the items are not what they must be.
-pub fn add(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
+pub(crate) fn add(tree: &mut dyn TreeOps, group: Run, range: Run) -> Result<()> {
     check_range(group, range)?;
     let info = Info::read(tree, group)?;
     let delta = if info.bitmaps {
@@ -333,7 +333,7 @@ fn extent_at(tree: &mut dyn TreeOps, group: Run, at: Logical) -> Result<Option<(
 /// # Errors
 /// `Corrupt` when the info item is missing or wrong (its count included), when items overlap, leave
 /// the group or mix the forms; whatever `each` returns.
-pub fn load(
+pub(crate) fn load(
     tree: &mut dyn TreeOps,
     group: Run,
     each: &mut dyn FnMut(Run) -> Result<()>,
@@ -416,7 +416,7 @@ fn walk(
 ///
 /// # Errors
 /// Those of the tree.
-pub fn new_group(tree: &mut dyn TreeOps, group: Run, used: &[Run]) -> Result<()> {
+pub(crate) fn new_group(tree: &mut dyn TreeOps, group: Run, used: &[Run]) -> Result<()> {
     delete_group(tree, group)?;
     let mut runs = Vec::new();
     let mut at = group.start;
@@ -442,7 +442,7 @@ pub fn new_group(tree: &mut dyn TreeOps, group: Run, used: &[Run]) -> Result<()>
 ///
 /// # Errors
 /// Those of the tree.
-pub fn delete_group(tree: &mut dyn TreeOps, group: Run) -> Result<()> {
+pub(crate) fn delete_group(tree: &mut dyn TreeOps, group: Run) -> Result<()> {
     let from = Key::new(group.start, KeyType(0), 0);
     while let Some((key, _)) = tree.at_or_after(&from)? {
         if key.objectid.0 >= group.end().0 {

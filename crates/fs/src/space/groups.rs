@@ -20,12 +20,13 @@
 mod discard;
 mod load;
 
-pub use load::{FreeSource, Loaded, load, scan_used};
+pub(crate) use load::{FreeSource, load, scan_used};
 
 use crate::error::{Error, Place, Result};
 use crate::lock::{self, Mutex, RwLock};
-use crate::space::reserve::{Figures, Reservation, Space};
-use crate::space::{Run, SpaceKind, free_index::FreeIndex};
+use crate::space::free_index::{Blocks, FreeIndex, Lengths};
+use crate::space::reserve::{Figures, Overcommit, Reservation, Space};
+use crate::space::{Run, SpaceKind};
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE};
 use std::collections::BTreeMap;
@@ -37,7 +38,7 @@ const CLUSTER: u64 = 1 << 20;
 
 /// No block group of the kind has room: a new chunk is needed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NeedChunk(pub SpaceKind);
+pub(crate) struct NeedChunk(pub SpaceKind);
 
 impl From<NeedChunk> for Error {
     fn from(_: NeedChunk) -> Self {
@@ -47,7 +48,7 @@ impl From<NeedChunk> for Error {
 
 /// Which thread allocates tree blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ClusterUser {
+pub(crate) enum ClusterUser {
     /// Operations of the running transaction.
     Running = 0,
     /// The committer.
@@ -70,7 +71,7 @@ struct GroupState {
 
 /// A block group in memory.
 #[derive(Debug)]
-pub struct BlockGroup {
+pub(crate) struct BlockGroup {
     run: Run,
     flags: BlockGroupFlags,
     created_in: Generation,
@@ -80,20 +81,20 @@ pub struct BlockGroup {
 /// A group's figures at one moment, for statistics and for decisions about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct GroupUsage {
-    pub run: Run,
-    pub flags: BlockGroupFlags,
-    pub free: u64,
-    pub allocated: u64,
-    pub pinned: u64,
-    pub disk_used: u64,
-    pub read_only: bool,
+pub(crate) struct GroupUsage {
+    pub(crate) run: Run,
+    pub(crate) flags: BlockGroupFlags,
+    pub(crate) free: u64,
+    pub(crate) allocated: u64,
+    pub(crate) pinned: u64,
+    pub(crate) disk_used: u64,
+    pub(crate) read_only: bool,
 }
 
 impl BlockGroup {
     /// A group with these `free` stretches. `excluded` ranges are taken out of them for good.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         run: Run,
         flags: BlockGroupFlags,
         created_in: Generation,
@@ -118,7 +119,7 @@ impl BlockGroup {
     }
     /// A new, empty group.
     #[must_use]
-    pub fn empty(
+    pub(crate) fn empty(
         run: Run,
         flags: BlockGroupFlags,
         created_in: Generation,
@@ -130,22 +131,22 @@ impl BlockGroup {
     }
     /// Its stretch of the logical space.
     #[must_use]
-    pub fn run(&self) -> Run {
+    pub(crate) fn run(&self) -> Run {
         self.run
     }
     /// Type and profile.
     #[must_use]
-    pub fn flags(&self) -> BlockGroupFlags {
+    pub(crate) fn flags(&self) -> BlockGroupFlags {
         self.flags
     }
     /// The transaction that added it.
     #[must_use]
-    pub fn created_in(&self) -> Generation {
+    pub(crate) fn created_in(&self) -> Generation {
         self.created_in
     }
     /// The account that it belongs to.
     #[must_use]
-    pub fn kind(&self) -> SpaceKind {
+    pub(crate) fn kind(&self) -> SpaceKind {
         if self.flags.contains(BlockGroupFlags::SYSTEM) {
             SpaceKind::System
         } else if self.flags.contains(BlockGroupFlags::DATA) {
@@ -163,7 +164,7 @@ impl BlockGroup {
     }
     /// Figures of this moment.
     #[must_use]
-    pub fn usage(&self) -> GroupUsage {
+    pub(crate) fn usage(&self) -> GroupUsage {
         let s = self.state.lock();
         GroupUsage {
             run: self.run,
@@ -178,14 +179,14 @@ impl BlockGroup {
     /// `used` of the block group item: what is allocated according to the applied references. Only
     /// the committer changes it.
     #[must_use]
-    pub fn disk_used(&self) -> u64 {
+    pub(crate) fn disk_used(&self) -> u64 {
         self.state.lock().disk_used
     }
     /// An extent entered the extent tree (positive) or left it (negative). Returns the new `used`.
     ///
     /// # Errors
     /// `Corrupt` when it would be negative or more than the group has.
-    pub fn apply_used(&self, delta: i64) -> Result<u64> {
+    pub(crate) fn apply_used(&self, delta: i64) -> Result<u64> {
         let mut s = self.state.lock();
         let used = s.disk_used.checked_add_signed(delta).filter(|n| *n <= self.run.len);
         s.disk_used = used.ok_or_else(|| {
@@ -195,8 +196,8 @@ impl BlockGroup {
         Ok(s.disk_used)
     }
     /// Free runs as the allocator sees them.
-    #[must_use]
-    pub fn free_runs(&self) -> Vec<Run> {
+    #[cfg(test)]
+    pub(crate) fn free_runs(&self) -> Vec<Run> {
         self.state.lock().free.runs().collect()
     }
 
@@ -233,12 +234,12 @@ impl BlockGroup {
 
 /// The part of a window behind what was taken from it.
 fn rest(window: Run, taken: Run) -> Option<Run> {
-    (taken.end() < window.end()).then(|| Run::new(taken.end(), window.end().0 - taken.end().0))
+    Run::between(taken.end(), window.end())
 }
 
 /// All block groups of a file system, and allocation from them.
 #[derive(Debug)]
-pub struct Groups {
+pub(crate) struct Groups {
     space: Arc<Space>,
     nodesize: u32,
     groups: RwLock<BTreeMap<Logical, Arc<BlockGroup>>, lock::GroupMap>,
@@ -253,7 +254,7 @@ pub struct Groups {
 impl Groups {
     /// No groups yet.
     #[must_use]
-    pub fn new(space: Arc<Space>, nodesize: u32) -> Self {
+    pub(crate) fn new(space: Arc<Space>, nodesize: u32) -> Self {
         Self {
             space,
             nodesize,
@@ -264,12 +265,12 @@ impl Groups {
         }
     }
     /// A transaction was published. A commit after it may use the groups that it made.
-    pub fn set_published(&self, generation: Generation) {
+    pub(crate) fn set_published(&self, generation: Generation) {
         self.published.store(generation.0, Ordering::Relaxed);
     }
     /// The accounts.
     #[must_use]
-    pub fn space(&self) -> &Arc<Space> {
+    pub(crate) fn space(&self) -> &Arc<Space> {
         &self.space
     }
 
@@ -278,15 +279,18 @@ impl Groups {
     /// # Errors
     /// `Corrupt` when it overlaps another group, or holds data and metadata although they have
     /// accounts of their own.
-    pub fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
+    pub(crate) fn add(&self, group: BlockGroup) -> Result<Arc<BlockGroup>> {
         self.add_and(group, |kind, change| self.space.change(kind, change))
     }
-    /// As [`Self::add`], for a group that takes device space. From now on `overcommit` bytes of
-    /// metadata may be promised beyond its groups.
+    /// As [`Self::add`], for a group that takes device space, and so leaves `overcommit`.
     ///
     /// # Errors
     /// As [`Self::add`].
-    pub fn add_new(&self, group: BlockGroup, overcommit: u64) -> Result<Arc<BlockGroup>> {
+    pub(crate) fn add_new(
+        &self,
+        group: BlockGroup,
+        overcommit: Overcommit,
+    ) -> Result<Arc<BlockGroup>> {
         self.add_and(group, |kind, change| self.space.grow(kind, overcommit, change))
     }
     fn add_and(
@@ -331,7 +335,7 @@ impl Groups {
 
     /// The group that holds an address.
     #[must_use]
-    pub fn find(&self, at: Logical) -> Option<Arc<BlockGroup>> {
+    pub(crate) fn find(&self, at: Logical) -> Option<Arc<BlockGroup>> {
         let groups = self.groups.read();
         let (_, group) = groups.range(..=at).next_back()?;
         (at < group.run.end()).then(|| Arc::clone(group))
@@ -340,7 +344,7 @@ impl Groups {
     ///
     /// # Errors
     /// `Corrupt` when there is none: something on disk refers to space outside of block groups.
-    pub fn find_run(&self, run: Run) -> Result<Arc<BlockGroup>> {
+    pub(crate) fn find_run(&self, run: Run) -> Result<Arc<BlockGroup>> {
         self.find(run.start).filter(|g| g.run.contains(run)).ok_or_else(|| {
             Error::corrupt(
                 Place::block(run.start),
@@ -350,7 +354,7 @@ impl Groups {
     }
     /// All groups in address order.
     #[must_use]
-    pub fn all(&self) -> Vec<Arc<BlockGroup>> {
+    pub(crate) fn all(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().cloned().collect()
     }
     /// Groups of a kind, in the order in which to look for space: first those that are not
@@ -364,39 +368,41 @@ impl Groups {
         all
     }
 
-    /// Allocates data: `want` bytes in one piece, or else the longest piece of at least `min`
-    /// bytes, in a group that is not newer than `newest`. Never more than a data extent can have.
+    /// Allocates a piece for data, in a group that is not newer than `newest`. Never more than a
+    /// data extent can have.
     ///
     /// # Errors
-    /// [`NeedChunk`] when no group has `min` bytes in one piece.
-    pub fn allocate_data(
+    /// [`NeedChunk`] when no group has a piece that is long enough.
+    pub(crate) fn allocate_data(
         &self,
-        want: u64,
-        min: u64,
+        wanted: Lengths,
         newest: Generation,
         from: &mut Reservation,
     ) -> std::result::Result<Run, NeedChunk> {
-        let want = want.min(MAX_DATA_EXTENT);
-        let sector = u64::from(SECTOR_SIZE);
+        let wanted = Lengths { most: wanted.most.min(MAX_DATA_EXTENT), ..wanted };
+        let sectors = |len: u64| len.is_multiple_of(u64::from(SECTOR_SIZE));
         assert!(
-            0 < min && min <= want && want.is_multiple_of(sector) && min.is_multiple_of(sector)
+            (1..=wanted.most).contains(&wanted.least)
+                && sectors(wanted.most)
+                && sectors(wanted.least)
         );
+        let whole = Lengths::exactly(wanted.most);
         let mut hint = self.data_hint.lock();
         let near = self.find(*hint).filter(|g| g.serves(SpaceKind::Data));
         let got = near
-            .and_then(|g| g.take(newest, from, |f| f.allocate(want, want, Some(*hint))))
+            .and_then(|g| g.take(newest, from, |f| f.allocate(whole, Some(*hint))))
             .or_else(|| {
                 let groups = self.serving(SpaceKind::Data);
                 groups
                     .iter()
-                    .find_map(|g| g.take(newest, from, |f| f.allocate(want, want, None)))
+                    .find_map(|g| g.take(newest, from, |f| f.allocate(whole, None)))
                     .or_else(|| {
                         let longest = |g: &Arc<BlockGroup>| {
                             let s = g.state.lock();
                             if s.read_only || g.created_in > newest { 0 } else { s.free.largest() }
                         };
                         let best = groups.iter().max_by_key(|g| longest(g))?;
-                        best.take(newest, from, |f| f.allocate(want, min, None))
+                        best.take(newest, from, |f| f.allocate(wanted, None))
                     })
             })
             .ok_or(NeedChunk(SpaceKind::Data))?;
@@ -409,7 +415,7 @@ impl Groups {
     ///
     /// # Errors
     /// [`NeedChunk`] when there is no room for all of them; none is allocated then.
-    pub fn allocate_blocks(
+    pub(crate) fn allocate_blocks(
         &self,
         user: ClusterUser,
         count: usize,
@@ -429,6 +435,10 @@ impl Groups {
         Ok(out)
     }
 
+    fn blocks(&self) -> Blocks {
+        let size = u64::from(self.nodesize);
+        Blocks { size, align: size }
+    }
     fn block(&self, at: Logical) -> Run {
         Run::new(at, u64::from(self.nodesize))
     }
@@ -437,20 +447,20 @@ impl Groups {
     ///
     /// # Errors
     /// [`NeedChunk`].
-    pub fn allocate_block(
+    pub(crate) fn allocate_block(
         &self,
         user: ClusterUser,
         newest: Generation,
         from: &mut Reservation,
     ) -> std::result::Result<Logical, NeedChunk> {
-        let block = u64::from(self.nodesize);
+        let blocks = self.blocks();
         let mut clusters = self.clusters.lock();
         let (mine, other) = (user as usize, 1 - user as usize);
         if let Some(window) = clusters[mine] {
             let got = self
                 .find(window.start)
                 .filter(|g| g.serves(SpaceKind::Metadata))
-                .and_then(|g| g.take(newest, from, |f| f.allocate_in(window, block, block)));
+                .and_then(|g| g.take(newest, from, |f| f.allocate_in(window, blocks)));
             if let Some(got) = got {
                 // The window never goes back to space that was freed behind it: rising order is the
                 // point of a cluster.
@@ -465,8 +475,8 @@ impl Groups {
             for group in &groups {
                 let mut window = None;
                 let got = group.take(newest, from, |f| {
-                    window = f.window(CLUSTER, block, avoid);
-                    f.allocate_in(window?, block, block)
+                    window = f.window(CLUSTER, blocks, avoid);
+                    f.allocate_in(window?, blocks)
                 });
                 if let (Some(got), Some(window)) = (got, window) {
                     clusters[mine] = rest(window, got);
@@ -475,10 +485,9 @@ impl Groups {
             }
         }
         // Other writers may have left holes that are large enough but not aligned to blocks.
-        let sector = u64::from(SECTOR_SIZE);
-        let got = groups
-            .iter()
-            .find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, sector)));
+        let anywhere = Blocks { align: u64::from(SECTOR_SIZE), ..blocks };
+        let got =
+            groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, anywhere)));
         got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::Metadata))
     }
 
@@ -486,16 +495,15 @@ impl Groups {
     ///
     /// # Errors
     /// [`NeedChunk`].
-    pub fn allocate_system_block(
+    pub(crate) fn allocate_system_block(
         &self,
         newest: Generation,
         from: &mut Reservation,
     ) -> std::result::Result<Logical, NeedChunk> {
-        let block = u64::from(self.nodesize);
+        let blocks = self.blocks();
         let groups = self.serving(SpaceKind::System);
-        let got = groups
-            .iter()
-            .find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, block, block)));
+        let got =
+            groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, blocks)));
         got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::System))
     }
 
@@ -504,7 +512,7 @@ impl Groups {
     ///
     /// # Errors
     /// `Corrupt` when it lies in no block group, or in one of another kind than `from`.
-    pub fn take_exact(&self, run: Run, from: &mut Reservation) -> Result<bool> {
+    pub(crate) fn take_exact(&self, run: Run, from: &mut Reservation) -> Result<bool> {
         let group = self.find_run(run)?;
         if !group.serves(from.kind()) {
             let what = format!(
@@ -536,7 +544,7 @@ impl Groups {
     ///
     /// # Panics
     /// When the run was not allocated.
-    pub fn give_back(&self, run: Run, to: Option<&mut Reservation>) {
+    pub(crate) fn give_back(&self, run: Run, to: Option<&mut Reservation>) {
         let restored = to.map(|to| to.restore(run.len)).is_some();
         self.change(
             run,
@@ -555,7 +563,7 @@ impl Groups {
     ///
     /// # Errors
     /// `Corrupt` when the run is in no block group or more is freed than is allocated.
-    pub fn pin(&self, run: Run) -> Result<()> {
+    pub(crate) fn pin(&self, run: Run) -> Result<()> {
         let group = self.find_run(run)?;
         let mut s = group.state.lock();
         s.allocated = s.allocated.checked_sub(run.len).ok_or_else(|| {
@@ -576,7 +584,7 @@ impl Groups {
     ///
     /// # Panics
     /// When the run was not pinned, or part of it is free.
-    pub fn unpin(&self, run: Run) {
+    pub(crate) fn unpin(&self, run: Run) {
         self.unpinned(run, false);
     }
     fn unpinned(&self, run: Run, discarded: bool) {
@@ -597,7 +605,7 @@ impl Groups {
     /// Keeps a group from being allocated from, or allows it again. While it is kept, its free
     /// space counts as unusable.
     #[cfg(test)]
-    pub fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
+    pub(crate) fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
         let mut s = group.state.lock();
         if s.read_only != read_only && !s.removed {
             s.read_only = read_only;
@@ -614,7 +622,7 @@ impl Groups {
 
     /// Groups that are empty in memory and on disk. They are candidates for removal.
     #[must_use]
-    pub fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
+    pub(crate) fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
         let empty = |g: &GroupUsage| g.allocated == 0 && g.pinned == 0 && g.disk_used == 0;
         self.all().into_iter().filter(|g| empty(&g.usage())).collect()
     }
@@ -622,7 +630,7 @@ impl Groups {
     /// Removes an empty group for good, unless its space was promised to an operation that could
     /// not have it elsewhere. Returns whether it was removed. Nothing sees the group out of service
     /// before that is decided.
-    pub fn remove_unpromised(&self, group: &BlockGroup) -> bool {
+    pub(crate) fn remove_unpromised(&self, group: &BlockGroup) -> bool {
         // The clusters are locked, too: a later group may lie at the same addresses and be for
         // something else.
         let mut clusters = self.clusters.lock();

@@ -19,7 +19,7 @@ use std::collections::btree_map::Entry;
 
 /// What an extent holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ExtentKind {
+pub(crate) enum ExtentKind {
     /// File data.
     Data,
     /// A tree block.
@@ -32,7 +32,7 @@ pub enum ExtentKind {
 impl ExtentKind {
     /// Is it file data?
     #[must_use]
-    pub fn is_data(self) -> bool {
+    pub(crate) fn is_data(self) -> bool {
         self == Self::Data
     }
 }
@@ -101,20 +101,20 @@ impl RefMap {
 
 /// All changes of one extent in one transaction.
 #[derive(Clone, Debug)]
-pub struct RefHead {
+pub(crate) struct RefHead {
     /// Length of the extent in bytes.
-    pub num_bytes: u64,
+    pub(crate) num_bytes: u64,
     /// What it holds.
-    pub kind: ExtentKind,
+    pub(crate) kind: ExtentKind,
     /// Was it allocated in this transaction? Then the extent tree has no item for it yet.
-    pub created: bool,
+    pub(crate) created: bool,
     /// Must the item get the FULL_BACKREF flag?
-    pub set_full_backref: bool,
+    pub(crate) set_full_backref: bool,
     /// Transaction that allocated it; meaningful with `created`.
-    pub generation: Generation,
+    pub(crate) generation: Generation,
     /// First key of a created tree block, for images without skinny metadata. Informative on disk
     /// (Linux leaves it as it was at allocation, zero for an empty leaf), hence absent means zero.
-    pub first_key: Option<Key>,
+    pub(crate) first_key: Option<Key>,
     refs: RefMap,
     added: Added,
 }
@@ -131,7 +131,7 @@ enum Added {
 impl RefHead {
     /// An empty head of an extent that exists on disk.
     #[must_use]
-    pub fn existing(num_bytes: u64, kind: ExtentKind) -> Self {
+    pub(crate) fn existing(num_bytes: u64, kind: ExtentKind) -> Self {
         Self {
             num_bytes,
             kind,
@@ -146,12 +146,12 @@ impl RefHead {
     /// Has the data extent got another reference than `key` in this transaction, even if that is
     /// gone?
     #[must_use]
-    pub fn was_given_to_others(&self, key: ExtentRef) -> bool {
+    pub(crate) fn was_given_to_others(&self, key: ExtentRef) -> bool {
         self.added != Added::Nobody && self.added != Added::One(key)
     }
     /// Records one more change. A reference of the wrong kind (data on a block) breaks an
     /// invariant, because the caller chose both.
-    pub fn add(&mut self, key: ExtentRef, delta: i64) {
+    pub(crate) fn add(&mut self, key: ExtentRef, delta: i64) {
         assert_eq!(key.is_data(), self.kind.is_data(), "{key:?} on {:?}", self.kind);
         if delta != 0 {
             self.refs.add(key, delta);
@@ -166,39 +166,39 @@ impl RefHead {
     }
     /// Sum of all changes.
     #[must_use]
-    pub fn total(&self) -> i64 {
+    pub(crate) fn total(&self) -> i64 {
         self.refs.iter().map(|r| r.1).sum()
     }
     /// The net changes, none of them zero, sorted (by [`ExtentRef`]'s order, not that of the disk).
-    pub fn refs(&self) -> impl Iterator<Item = (ExtentRef, i64)> + '_ {
+    pub(crate) fn refs(&self) -> impl Iterator<Item = (ExtentRef, i64)> + '_ {
         self.refs.iter()
     }
     /// Number of references that change.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.refs.len()
     }
     /// Is there nothing to do for the extent tree?
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.refs.len() == 0 && !self.set_full_backref
     }
 }
 
 /// What a set of delayed refs says about one extent. All zero if it says nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RefDelta {
+pub(crate) struct RefDelta {
     /// Change of the reference count.
-    pub total: i64,
+    pub(crate) total: i64,
     /// Is the FULL_BACKREF flag about to be set?
-    pub set_full_backref: bool,
+    pub(crate) set_full_backref: bool,
     /// Was the extent allocated in this transaction (so there is no item on disk)?
-    pub created: bool,
+    pub(crate) created: bool,
 }
 
 /// Changes of extent references that are not in the extent tree yet, by address.
 #[derive(Clone, Debug, Default)]
-pub struct DelayedRefs {
+pub(crate) struct DelayedRefs {
     heads: BTreeMap<Logical, RefHead>,
 }
 
@@ -213,7 +213,7 @@ fn conflict(bytenr: Logical, num_bytes: u64, kind: ExtentKind, head: &RefHead) -
 impl DelayedRefs {
     /// An empty set.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -230,7 +230,7 @@ impl DelayedRefs {
     /// # Errors
     /// `Corrupt` when the address was used as another extent in this transaction: two items on disk
     /// disagree.
-    pub fn change(
+    pub(crate) fn change(
         &mut self,
         bytenr: Logical,
         num_bytes: u64,
@@ -251,7 +251,7 @@ impl DelayedRefs {
     /// # Errors
     /// `Corrupt` when the address is in use: something on disk refers to space that is recorded as
     /// free.
-    pub fn created(
+    pub(crate) fn created(
         &mut self,
         bytenr: Logical,
         num_bytes: u64,
@@ -267,7 +267,7 @@ impl DelayedRefs {
     }
 
     /// A new tree block of `root`, with its one reference. Errors as [`Self::created`].
-    pub fn create_tree_block(
+    pub(crate) fn create_tree_block(
         &mut self,
         bytenr: Logical,
         nodesize: u32,
@@ -282,7 +282,8 @@ impl DelayedRefs {
     }
 
     /// One more reference to a tree block. Errors as [`Self::change`].
-    pub fn add_tree_block(
+    #[cfg(test)]
+    pub(crate) fn add_tree_block(
         &mut self,
         bytenr: Logical,
         nodesize: u32,
@@ -293,7 +294,7 @@ impl DelayedRefs {
     }
 
     /// One reference less to a tree block. Errors as [`Self::change`].
-    pub fn drop_tree_block(
+    pub(crate) fn drop_tree_block(
         &mut self,
         bytenr: Logical,
         nodesize: u32,
@@ -304,7 +305,7 @@ impl DelayedRefs {
     }
 
     /// A new data extent with its first reference. Errors as [`Self::created`].
-    pub fn create_data(
+    pub(crate) fn create_data(
         &mut self,
         bytenr: Logical,
         num_bytes: u64,
@@ -316,17 +317,32 @@ impl DelayedRefs {
     }
 
     /// One more reference to a data extent. Errors as [`Self::change`].
-    pub fn add_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRef) -> Result<()> {
+    pub(crate) fn add_data(
+        &mut self,
+        bytenr: Logical,
+        num_bytes: u64,
+        key: ExtentRef,
+    ) -> Result<()> {
         self.change(bytenr, num_bytes, ExtentKind::Data, key, 1)
     }
 
     /// One reference less to a data extent. Errors as [`Self::change`].
-    pub fn drop_data(&mut self, bytenr: Logical, num_bytes: u64, key: ExtentRef) -> Result<()> {
+    pub(crate) fn drop_data(
+        &mut self,
+        bytenr: Logical,
+        num_bytes: u64,
+        key: ExtentRef,
+    ) -> Result<()> {
         self.change(bytenr, num_bytes, ExtentKind::Data, key, -1)
     }
 
     /// The tree block's item gets the FULL_BACKREF flag. Errors as [`Self::change`].
-    pub fn set_full_backref(&mut self, bytenr: Logical, nodesize: u32, level: u8) -> Result<()> {
+    pub(crate) fn set_full_backref(
+        &mut self,
+        bytenr: Logical,
+        nodesize: u32,
+        level: u8,
+    ) -> Result<()> {
         self.head(bytenr, u64::from(nodesize), ExtentKind::TreeBlock { level })?.set_full_backref =
             true;
         Ok(())
@@ -334,7 +350,7 @@ impl DelayedRefs {
 
     /// What this set says about an extent.
     #[must_use]
-    pub fn delta(&self, bytenr: Logical) -> RefDelta {
+    pub(crate) fn delta(&self, bytenr: Logical) -> RefDelta {
         self.heads.get(&bytenr).map_or_else(RefDelta::default, |h| RefDelta {
             total: h.total(),
             set_full_backref: h.set_full_backref,
@@ -344,13 +360,13 @@ impl DelayedRefs {
 
     /// The head of an extent, if it changed.
     #[must_use]
-    pub fn get(&self, bytenr: Logical) -> Option<&RefHead> {
+    pub(crate) fn get(&self, bytenr: Logical) -> Option<&RefHead> {
         self.heads.get(&bytenr)
     }
 
     /// A copy of the first head at `from` or behind it.
     #[must_use]
-    pub fn at_or_after(&self, from: Logical) -> Option<(Logical, RefHead)> {
+    pub(crate) fn at_or_after(&self, from: Logical) -> Option<(Logical, RefHead)> {
         self.heads.range(from..).next().map(|(at, head)| (*at, head.clone()))
     }
 
@@ -358,7 +374,7 @@ impl DelayedRefs {
     ///
     /// # Errors
     /// What `change` would say.
-    pub fn check(&self, bytenr: Logical, num_bytes: u64, kind: ExtentKind) -> Result<()> {
+    pub(crate) fn check(&self, bytenr: Logical, num_bytes: u64, kind: ExtentKind) -> Result<()> {
         match self.heads.get(&bytenr) {
             Some(head) if head.num_bytes != num_bytes || head.kind != kind => {
                 Err(conflict(bytenr, num_bytes, kind, head))
@@ -371,7 +387,7 @@ impl DelayedRefs {
     ///
     /// # Errors
     /// What `created` would say.
-    pub fn check_new(&self, bytenr: Logical) -> Result<()> {
+    pub(crate) fn check_new(&self, bytenr: Logical) -> Result<()> {
         match self.heads.get(&bytenr) {
             Some(head) if !head.created || head.refs.len() > 0 => Err(Error::corrupt(
                 Place::block(bytenr),
@@ -382,24 +398,19 @@ impl DelayedRefs {
     }
 
     /// All heads in address order.
-    pub fn iter(&self) -> impl Iterator<Item = (Logical, &RefHead)> + '_ {
+    #[cfg(test)]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Logical, &RefHead)> + '_ {
         self.heads.iter().map(|(a, h)| (*a, h))
     }
 
     /// Takes the head with the lowest address out.
-    pub fn pop_first(&mut self) -> Option<(Logical, RefHead)> {
+    pub(crate) fn pop_first(&mut self) -> Option<(Logical, RefHead)> {
         self.heads.pop_first()
-    }
-
-    /// Empties the set and returns what it held.
-    #[must_use]
-    pub fn take(&mut self) -> Self {
-        std::mem::take(self)
     }
 
     /// Forgets an extent that was created in this transaction, with its references. For an extent
     /// that is older or unknown, returns false and changes nothing.
-    pub fn forget_created(&mut self, bytenr: Logical) -> bool {
+    pub(crate) fn forget_created(&mut self, bytenr: Logical) -> bool {
         let created = self.heads.get(&bytenr).is_some_and(|head| head.created);
         created && self.heads.remove(&bytenr).is_some()
     }
@@ -408,7 +419,7 @@ impl DelayedRefs {
     /// Each is given by address, length and its only reference. If one of them is anything else,
     /// returns false and changes nothing. With `forget`, references that others had and have no
     /// more do not count.
-    pub fn join_created(
+    pub(crate) fn join_created(
         &mut self,
         left: (Logical, u64, ExtentRef),
         right: (Logical, u64, ExtentRef),
@@ -424,7 +435,7 @@ impl DelayedRefs {
     }
 
     /// Undoes [`Self::join_created`].
-    pub fn split_created(
+    pub(crate) fn split_created(
         &mut self,
         left: (Logical, u64, ExtentRef),
         right: (Logical, u64, ExtentRef),
@@ -448,14 +459,14 @@ impl DelayedRefs {
     }
 
     /// Number of extents that changed.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.heads.len()
     }
 
     /// Has nothing changed?
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.heads.is_empty()
     }
 }

@@ -16,32 +16,22 @@
 //!
 //! Lock order: nothing is locked, and nothing is called, with an account locked.
 
+mod line;
+
 use crate::api::may_wait;
 use crate::error::{Error, Result};
 use crate::space::SpaceKind;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 /// Bytes of copies of global trees' blocks that the global reserve pays in one commit.
 pub(crate) const MAX_COPIES_IN_RESERVE: u64 = 256 << 20;
 
-/// Rounds of reclaim without a gain after which a request is refused. The number is bounded because
-/// a commit frees the blocks that it has copied itself, which would look like progress for ever.
-const FRUITLESS_ROUNDS: u32 = 3;
-
-/// How often a deletion waits for others to let go of what they hold. A deletion gives space back
-/// itself, so it is refused last of all: it lets the requests in line pass, which will be refused
-/// and let go of what they hold, and it waits while anything is held.
-const PATIENCE: u32 = 64;
-/// How long each such wait may be. Space is held for one operation only, but that may be slow.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
-
 /// What can make space: the layer above.
-pub trait Reclaim: Send + Sync {
+pub(crate) trait Reclaim: Send + Sync {
     /// Tries to make `bytes` more free for `kind`, by the cheapest means left: running delayed
     /// work, writing delayed data, allocating a chunk, committing. `Ok(false)` means that there is
     /// nothing left to try.
@@ -57,29 +47,29 @@ pub trait Reclaim: Send + Sync {
 
 /// Bytes of one kind of space, and what state they are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub(crate) struct Figures {
     /// In all block groups.
-    pub total: u64,
+    pub(crate) total: u64,
     /// Allocated.
-    pub used: u64,
+    pub(crate) used: u64,
     /// Freed, but not usable before the next superblock is durable.
-    pub pinned: u64,
+    pub(crate) pinned: u64,
     /// Promised, the global reserve included.
-    pub reserved: u64,
+    pub(crate) reserved: u64,
     /// Where nothing can be allocated: superblock copies, free space of read-only groups.
-    pub unusable: u64,
+    pub(crate) unusable: u64,
 }
 
 impl Figures {
     /// Bytes that can be allocated now, promised or not.
     #[must_use]
-    pub fn free(&self) -> u64 {
+    pub(crate) fn free(&self) -> u64 {
         self.total - self.used - self.pinned - self.unusable
     }
     /// Bytes that were promised beyond what the block groups hold. A chunk for anything else must
     /// leave this much device space.
     #[must_use]
-    pub fn overcommitted(&self) -> u64 {
+    pub(crate) fn overcommitted(&self) -> u64 {
         self.reserved.saturating_sub(self.free())
     }
     fn check(&self) {
@@ -90,16 +80,22 @@ impl Figures {
 
 /// Figures for statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReserveStats {
+pub(crate) struct ReserveStats {
     /// Requests that had to queue.
-    pub tickets: u64,
+    pub(crate) tickets: u64,
     /// Calls of the reclaimer.
-    pub reclaims: u64,
+    pub(crate) reclaims: u64,
     /// Requests that were refused.
-    pub refused: u64,
+    pub(crate) refused: u64,
     /// Bytes allocated beyond a reservation (an estimate was too low).
-    pub overdrawn: u64,
+    pub(crate) overdrawn: u64,
 }
+
+/// Bytes that metadata may be promised beyond its block groups, against device space that can still
+/// become metadata: worst cases are many times what is used, and the commit makes the chunk when it
+/// is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Overcommit(pub u64);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TicketState {
@@ -126,13 +122,20 @@ struct Ticket {
     changed: Condvar,
 }
 
+impl Ticket {
+    fn new(bytes: u64, overcommits: bool, asked: Asked) -> Arc<Self> {
+        let state = Mutex::new(TicketState::Waiting);
+        Arc::new(Self { bytes, overcommits, asked, state, changed: Condvar::new() })
+    }
+    fn is_granted(&self) -> bool {
+        *self.state.lock() == TicketState::Granted
+    }
+}
+
 #[derive(Default)]
 struct AccountState {
     figures: Figures,
-    /// Bytes that metadata may be promised beyond `total`, against device space that can still
-    /// become metadata: worst cases are many times what is used, and the commit makes the chunk
-    /// when it is needed.
-    overcommit: u64,
+    overcommit: Overcommit,
     /// Size that the global reserve should have, and what it holds (a part of `figures.reserved`).
     global_size: u64,
     global: u64,
@@ -149,7 +152,8 @@ impl AccountState {
     /// Bytes that no operation holds: reclaiming is meant to increase these. They include the
     /// global reserve, which is the first to get what comes back.
     fn unheld(&self) -> u64 {
-        (self.figures.free() + self.overcommit).saturating_sub(self.figures.reserved - self.global)
+        (self.figures.free() + self.overcommit.0)
+            .saturating_sub(self.figures.reserved - self.global)
     }
     /// Is there plenty of room for this, which operations that are about to end have reserved? A
     /// chunk that was made because of them would stay for good.
@@ -159,7 +163,7 @@ impl AccountState {
     /// Bytes that may still be promised. What the global reserve lacks counts as promised already.
     /// Otherwise operations would use up the chunks made for them before the reserve is full.
     fn available(&self, overcommits: bool) -> u64 {
-        let limit = self.figures.free() + if overcommits { self.overcommit } else { 0 };
+        let limit = self.figures.free() + if overcommits { self.overcommit.0 } else { 0 };
         limit.saturating_sub(self.figures.reserved + self.global_size.saturating_sub(self.global))
     }
     fn try_take(&mut self, bytes: u64, overcommits: bool) -> bool {
@@ -200,6 +204,9 @@ impl AccountState {
             self.wake_front();
         }
     }
+    fn is_first(&self, ticket: &Arc<Ticket>) -> bool {
+        self.queue.front().is_some_and(|first| Arc::ptr_eq(first, ticket))
+    }
     /// A ticket joins the line. Its thread may hold what the first in line is waiting for and would
     /// not let go of it, so that one is woken.
     fn get_in_line(&mut self, ticket: &Arc<Ticket>) {
@@ -229,7 +236,7 @@ struct Account {
 }
 
 /// The accounts of a file system.
-pub struct Space {
+pub(crate) struct Space {
     accounts: [Account; 3],
     mixed: bool,
     reclaim: OnceLock<Box<dyn Reclaim>>,
@@ -249,25 +256,11 @@ thread_local! {
     static RECLAIMING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread runs the reclaimer, until dropped.
-struct Reclaiming;
-impl Reclaiming {
-    fn start() -> Self {
-        RECLAIMING.set(true);
-        Self
-    }
-}
-impl Drop for Reclaiming {
-    fn drop(&mut self) {
-        RECLAIMING.set(false);
-    }
-}
-
 impl Space {
     /// Accounts without any space. With `mixed`, data and metadata share their block groups, and so
     /// an account.
     #[must_use]
-    pub fn new(mixed: bool) -> Arc<Self> {
+    pub(crate) fn new(mixed: bool) -> Arc<Self> {
         Arc::new(Self { accounts: Default::default(), mixed, reclaim: OnceLock::new() })
     }
 
@@ -275,7 +268,7 @@ impl Space {
     ///
     /// # Panics
     /// When called twice.
-    pub fn set_reclaim(&self, reclaim: Box<dyn Reclaim>) {
+    pub(crate) fn set_reclaim(&self, reclaim: Box<dyn Reclaim>) {
         assert!(self.reclaim.set(reclaim).is_ok(), "one engine");
     }
 
@@ -289,39 +282,39 @@ impl Space {
 
     /// Do data and metadata share their space?
     #[must_use]
-    pub fn is_mixed(&self) -> bool {
+    pub(crate) fn is_mixed(&self) -> bool {
         self.mixed
     }
 
     /// The figures of an account.
     #[must_use]
-    pub fn figures(&self, kind: SpaceKind) -> Figures {
+    pub(crate) fn figures(&self, kind: SpaceKind) -> Figures {
         self.account(kind).state.lock().figures
     }
 
     /// Bytes that operations have reserved, without the global reserve. 0 when nothing runs.
     #[must_use]
-    pub fn reserved_by_operations(&self, kind: SpaceKind) -> u64 {
+    pub(crate) fn reserved_by_operations(&self, kind: SpaceKind) -> u64 {
         let state = self.account(kind).state.lock();
         state.figures.reserved - state.global
     }
 
     /// Could this be reserved now, if nothing was in line?
     #[must_use]
-    pub fn fits(&self, kind: SpaceKind, bytes: u64) -> bool {
+    pub(crate) fn fits(&self, kind: SpaceKind, bytes: u64) -> bool {
         self.account(kind).state.lock().available(kind == SpaceKind::Metadata) >= bytes
     }
 
     /// Bytes that no operation holds, the global reserve and what metadata may overcommit included:
     /// what [`Reclaim::reclaim`] is to increase.
     #[must_use]
-    pub fn unheld(&self, kind: SpaceKind) -> u64 {
+    pub(crate) fn unheld(&self, kind: SpaceKind) -> u64 {
         self.account(kind).state.lock().unheld()
     }
 
     /// Bytes that the requests in line ask for.
     #[must_use]
-    pub fn wanted(&self, kind: SpaceKind) -> u64 {
+    pub(crate) fn wanted(&self, kind: SpaceKind) -> u64 {
         let state = self.account(kind).state.lock();
         let bytes = state.queue.iter().map(|t| t.bytes).filter(|n| *n < u64::MAX);
         bytes.fold(0, u64::saturating_add)
@@ -329,7 +322,7 @@ impl Space {
 
     /// Statistics of an account.
     #[must_use]
-    pub fn stats(&self, kind: SpaceKind) -> ReserveStats {
+    pub(crate) fn stats(&self, kind: SpaceKind) -> ReserveStats {
         let a = self.account(kind);
         ReserveStats {
             tickets: a.tickets.load(Ordering::Relaxed),
@@ -339,20 +332,19 @@ impl Space {
         }
     }
 
-    /// Sets how many bytes (logical) of device space new metadata chunks could still have. It is
-    /// called whenever chunks come or go.
-    pub fn set_overcommit(&self, bytes: u64) {
+    /// Sets what new metadata chunks could still add. It is called whenever chunks come or go.
+    pub(crate) fn set_overcommit(&self, overcommit: Overcommit) {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
-        state.overcommit = bytes;
+        state.overcommit = overcommit;
         state.serve();
     }
 
     /// Device space is about to go to something else than metadata, which then may be promised
-    /// `overcommit` bytes beyond its groups. If more than `most` were promised already, returns
+    /// `overcommit` beyond its groups. If more than `most` bytes were promised already, returns
     /// false and changes nothing. Both happen in one step, or promises that are made meanwhile
     /// would be broken.
     #[must_use]
-    pub fn take_device_space(&self, most: u64, overcommit: u64) -> bool {
+    pub(crate) fn take_device_space(&self, most: u64, overcommit: Overcommit) -> bool {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
         let fits = state.figures.overcommitted() <= most;
         if fits {
@@ -363,7 +355,7 @@ impl Space {
 
     /// Sets the size of the global reserve ([`global_reserve_size`]). It fills as space becomes
     /// free.
-    pub fn set_global_reserve(&self, bytes: u64) {
+    pub(crate) fn set_global_reserve(&self, bytes: u64) {
         let mut state = self.account(SpaceKind::Metadata).state.lock();
         let surplus = state.global.saturating_sub(bytes);
         state.global -= surplus;
@@ -374,7 +366,7 @@ impl Space {
 
     /// Bytes that the global reserve should hold and does hold.
     #[must_use]
-    pub fn global_reserve(&self) -> (u64, u64) {
+    pub(crate) fn global_reserve(&self) -> (u64, u64) {
         let state = self.account(SpaceKind::Metadata).state.lock();
         (state.global_size, state.global)
     }
@@ -389,7 +381,12 @@ impl Space {
     /// A group has come, which takes device space. Changes the figures of its account, and sets
     /// what metadata may be promised beyond its groups. For metadata both happen in one step,
     /// because it is the same space.
-    pub(super) fn grow(&self, kind: SpaceKind, overcommit: u64, f: impl FnOnce(&mut Figures)) {
+    pub(super) fn grow(
+        &self,
+        kind: SpaceKind,
+        overcommit: Overcommit,
+        f: impl FnOnce(&mut Figures),
+    ) {
         let metadata = self.account(SpaceKind::Metadata);
         let account = self.account(kind);
         if !std::ptr::eq(account, metadata) {
@@ -438,14 +435,18 @@ impl Space {
     /// An empty reservation, to merge others into. What is allocated beyond what it holds comes
     /// from the global reserve, then from free space. The committer uses it.
     #[must_use]
-    pub fn empty(self: &Arc<Self>, kind: SpaceKind) -> Reservation {
+    pub(crate) fn empty(self: &Arc<Self>, kind: SpaceKind) -> Reservation {
         self.guard(kind, 0)
     }
 
     /// Reserves if that can be done at once. `None` if it cannot, or if other requests wait
     /// already.
     #[must_use]
-    pub fn try_reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Option<Reservation> {
+    pub(crate) fn try_reserve(
+        self: &Arc<Self>,
+        kind: SpaceKind,
+        bytes: u64,
+    ) -> Option<Reservation> {
         self.try_reserve_as(kind, bytes, Asked::default())
     }
 
@@ -472,7 +473,7 @@ impl Space {
     /// # Errors
     /// `NoSpace` when nothing can be reclaimed; `WouldBlock` on a thread that must not wait
     /// ([`crate::api::no_wait`]); what the reclaimer returned.
-    pub fn reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
+    pub(crate) fn reserve(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
         self.reserve_as(kind, bytes, Asked::default())
     }
 
@@ -482,7 +483,7 @@ impl Space {
     ///
     /// # Errors
     /// As [`Self::reserve`].
-    pub fn reserve_passing(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+    pub(crate) fn reserve_passing(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
         self.reserve_as(SpaceKind::Metadata, bytes, Asked { passes: true, deletes: false })
     }
 
@@ -492,7 +493,7 @@ impl Space {
     ///
     /// # Errors
     /// As [`Self::reserve`].
-    pub fn reserve_for_deletion(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+    pub(crate) fn reserve_for_deletion(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
         self.reserve_as(SpaceKind::Metadata, bytes, Asked { passes: true, deletes: true })
     }
 
@@ -521,7 +522,11 @@ impl Space {
     ///
     /// # Errors
     /// `NoSpace`.
-    pub fn reserve_emergency(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Result<Reservation> {
+    pub(crate) fn reserve_emergency(
+        self: &Arc<Self>,
+        kind: SpaceKind,
+        bytes: u64,
+    ) -> Result<Reservation> {
         let mut state = self.account(kind).state.lock();
         if state.try_take(bytes, kind == SpaceKind::Metadata) {
             return Ok(self.guard(kind, bytes));
@@ -536,7 +541,11 @@ impl Space {
     /// Reserves metadata without waiting, past the requests in line. It is for operations that hold
     /// up a seal already. Deletions may use half of the global reserve.
     #[must_use]
-    pub fn reserve_inside(self: &Arc<Self>, bytes: u64, deleting: bool) -> Option<Reservation> {
+    pub(crate) fn reserve_inside(
+        self: &Arc<Self>,
+        bytes: u64,
+        deleting: bool,
+    ) -> Option<Reservation> {
         let kind = SpaceKind::Metadata;
         let mut state = self.account(kind).state.lock();
         if state.try_take(bytes, true) || deleting && state.take_half_of_global(bytes) {
@@ -544,177 +553,11 @@ impl Space {
         }
         None
     }
-
-    /// Runs `f` while no operation that has reserved `kind` is under way, and none begins. It gets
-    /// in line like every request, waits for those before it and for operations that pass, and lets
-    /// no other through until `f` is done. What `f` reserves must not wait.
-    pub fn alone<R>(&self, kind: SpaceKind, f: impl FnOnce() -> R) -> R {
-        let account = self.account(kind);
-        let ticket = Arc::new(Ticket {
-            // This ticket is never served. It stands in the way.
-            bytes: u64::MAX,
-            overcommits: false,
-            asked: Asked::default(),
-            state: Mutex::new(TicketState::Waiting),
-            changed: Condvar::new(),
-        });
-        account.state.lock().get_in_line(&ticket);
-        let _line = InLine { account, ticket: &ticket };
-        loop {
-            let state = account.state.lock();
-            if state.passing == 0 && state.queue.front().is_some_and(|t| Arc::ptr_eq(t, &ticket)) {
-                break;
-            }
-            ticket.wait(state);
-        }
-        f()
-    }
-
-    /// The reservation for a ticket that was granted.
-    fn taken(self: &Arc<Self>, kind: SpaceKind, ticket: &Ticket) -> Reservation {
-        *ticket.state.lock() = TicketState::Taken;
-        self.guard_of(kind, ticket.bytes, ticket.asked)
-    }
-
-    /// Takes a ticket and waits.
-    fn queue(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Result<Reservation> {
-        let account = self.account(kind);
-        let ticket = Arc::new(Ticket {
-            bytes,
-            overcommits: kind == SpaceKind::Metadata,
-            asked,
-            state: Mutex::new(TicketState::Waiting),
-            changed: Condvar::new(),
-        });
-        account.tickets.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut state = account.state.lock();
-            state.get_in_line(&ticket);
-            // Space may have come since the first attempt.
-            state.serve();
-        }
-        let _line = InLine { account, ticket: &ticket };
-        let (mut best, mut fruitless, mut patience) = (0, 0, PATIENCE);
-        // How many operations had ended when the reclaimer began.
-        let mut seen = 0;
-        loop {
-            // Wait until served or first in line. The account is asked before the ticket is locked,
-            // because the order is account, ticket.
-            let (granted, first, unheld, passed) = {
-                let state = account.state.lock();
-                let granted = *ticket.state.lock() == TicketState::Granted;
-                let first = state.queue.front().is_some_and(|t| Arc::ptr_eq(t, &ticket));
-                if !granted && (!first || state.is_only_held_up(bytes)) {
-                    ticket.wait(state);
-                    continue;
-                }
-                (granted, first, state.unheld(), state.passed)
-            };
-            if granted {
-                return Ok(self.taken(kind, &ticket));
-            }
-            debug_assert!(first);
-            fruitless = if unheld > best { 0 } else { fruitless + 1 };
-            best = best.max(unheld);
-            account.reclaims.fetch_add(1, Ordering::Relaxed);
-            let tries = fruitless <= FRUITLESS_ROUNDS;
-            if tries {
-                seen = passed;
-            }
-            let outcome = match self.reclaim.get() {
-                Some(engine) if tries => {
-                    let _reset = Reclaiming::start();
-                    engine.reclaim(kind, bytes)
-                }
-                _ => Ok(false),
-            };
-            let refusal = match outcome {
-                Ok(true) => continue,
-                Ok(false) => Error::NoSpace,
-                Err(e) => e,
-            };
-            let mut state = account.state.lock();
-            state.serve();
-            if *ticket.state.lock() == TicketState::Granted {
-                drop(state);
-                return Ok(self.taken(kind, &ticket));
-            }
-            if (state.passing > 0 || state.passed != seen) && matches!(refusal, Error::NoSpace) {
-                // Each operation that ends wakes this thread; after that everything is tried once
-                // more. An operation that has ended since the reclaimer looked may have left behind
-                // what the reclaimer did not find.
-                if state.passed == seen {
-                    ticket.wait(state);
-                }
-                fruitless = FRUITLESS_ROUNDS - 1;
-                continue;
-            }
-            let held = state.figures.reserved > state.global;
-            if asked.deletes && held && patience > 0 && matches!(refusal, Error::NoSpace) {
-                fruitless = FRUITLESS_ROUNDS - 1;
-                patience -= 1;
-                if state.queue.len() > 1 {
-                    // The requests behind may hold something already.
-                    state.queue.rotate_left(1);
-                    state.wake_front();
-                    ticket.wait(state);
-                } else {
-                    state.waits_for_any = true;
-                    if ticket.wait_for(state, LONGEST_WAIT) {
-                        patience = 0;
-                    }
-                }
-                continue;
-            }
-            account.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(refusal);
-        }
-    }
-}
-
-impl Ticket {
-    /// Waits to be woken. Every change locks the account first, so nothing is missed.
-    fn wait(&self, state: MutexGuard<'_, AccountState>) {
-        let mut mine = self.state.lock();
-        drop(state);
-        self.changed.wait(&mut mine);
-    }
-    /// The same for `longest` at most. Returns true if that time has passed.
-    fn wait_for(&self, state: MutexGuard<'_, AccountState>, longest: Duration) -> bool {
-        let mut mine = self.state.lock();
-        drop(state);
-        self.changed.wait_for(&mut mine, longest).timed_out()
-    }
-}
-
-/// A ticket's place in the line. When it is left, by whatever way, the next ticket is served or
-/// takes over.
-struct InLine<'a> {
-    account: &'a Account,
-    ticket: &'a Arc<Ticket>,
-}
-
-impl Drop for InLine<'_> {
-    fn drop(&mut self) {
-        let mut state = self.account.state.lock();
-        let before = state.queue.len();
-        state.queue.retain(|t| !Arc::ptr_eq(t, self.ticket));
-        // It may have been granted while its thread was giving up.
-        let unwanted = *self.ticket.state.lock() == TicketState::Granted;
-        if unwanted {
-            state.figures.reserved -= self.ticket.bytes;
-            state.passing -= u64::from(self.ticket.asked.passes);
-        }
-        if unwanted || state.queue.len() < before {
-            state.serve();
-            state.wake_front();
-        }
-    }
 }
 
 /// Reserved bytes. Dropping gives back what was not allocated.
 #[derive(Debug)]
-pub struct Reservation {
+pub(crate) struct Reservation {
     space: Arc<Space>,
     kind: SpaceKind,
     bytes: u64,
@@ -724,18 +567,18 @@ pub struct Reservation {
 impl Reservation {
     /// Bytes still reserved.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
     /// What they are for.
     #[must_use]
-    pub fn kind(&self) -> SpaceKind {
+    pub(crate) fn kind(&self) -> SpaceKind {
         self.kind
     }
     /// Moves `bytes` (or all, if there are fewer) into a reservation of their own, which does not
     /// pass.
     #[must_use]
-    pub fn split(&mut self, bytes: u64) -> Self {
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.space.guard(self.kind, bytes)
@@ -744,12 +587,12 @@ impl Reservation {
     ///
     /// # Panics
     /// When it is of another kind of space.
-    pub fn merge(&mut self, mut other: Self) {
+    pub(crate) fn merge(&mut self, mut other: Self) {
         assert_eq!(self.kind, other.kind);
         self.bytes += std::mem::take(&mut other.bytes);
     }
     /// Gives back all but `keep` bytes.
-    pub fn shrink_to(&mut self, keep: u64) {
+    pub(crate) fn shrink_to(&mut self, keep: u64) {
         let surplus = self.bytes.saturating_sub(keep);
         drop(self.split(surplus));
     }
@@ -804,9 +647,10 @@ impl Drop for Reservation {
 /// reserve is twice that, because deletions may have half of it. It has 16 to 512 MiB, but not more
 /// than a quarter of the metadata space, or half of it where a commit may need that.
 #[must_use]
-pub fn global_reserve_size(commit_bytes: u64, metadata_total: u64) -> u64 {
+pub(crate) fn global_reserve_size(commit_bytes: u64, metadata: &Figures) -> u64 {
     let needed = 2 * commit_bytes.min(MAX_COPIES_IN_RESERVE);
-    needed.clamp(16 << 20, 512 << 20).min((metadata_total / 4).max(needed.min(metadata_total / 2)))
+    let total = metadata.total;
+    needed.clamp(16 << 20, 512 << 20).min((total / 4).max(needed.min(total / 2)))
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@
 use crate::error::{Error, Result};
 use crate::space::Run;
 use crate::space::alloc::Allocator;
+use crate::space::free_index::Lengths;
 use crate::space::groups::BlockGroup;
-use larder_format::{Logical, Physical, SECTOR_SIZE};
-use std::collections::BTreeMap;
+use larder_format::{Logical, SECTOR_SIZE};
 
 /// Bytes that one discard takes at most. They cannot be allocated meanwhile.
 const PIECE: u64 = 256 << 20;
@@ -54,40 +54,6 @@ pub struct Trimmed {
     pub min_len: u64,
 }
 
-/// Stretches of a device that belong to no chunk and that it was told of.
-#[derive(Debug, Default)]
-pub(crate) struct Told(BTreeMap<Physical, u64>);
-
-impl Told {
-    /// First byte and length of each.
-    pub(crate) fn stretches(&self) -> impl Iterator<Item = (Physical, u64)> + '_ {
-        self.0.iter().map(|(at, len)| (*at, *len))
-    }
-    /// The device was told of a stretch that is not recorded here yet.
-    pub(crate) fn add(&mut self, at: Physical, len: u64) {
-        self.0.insert(at, len);
-    }
-    /// A chunk takes this stretch.
-    pub(crate) fn take(&mut self, at: Physical, len: u64) {
-        let end = at.plus(len);
-        let hit: Vec<(Physical, u64)> = self
-            .0
-            .range(..end)
-            .rev()
-            .map(|(a, l)| (*a, *l))
-            .take_while(|(a, l)| a.plus(*l) > at)
-            .collect();
-        for (start, len) in hit {
-            self.0.remove(&start);
-            for (from, to) in [(start, at), (end, start.plus(len))] {
-                if from < to {
-                    self.0.insert(from, to.0 - from.0);
-                }
-            }
-        }
-    }
-}
-
 impl Allocator {
     /// Discards the free space that the module's essay describes.
     ///
@@ -112,7 +78,7 @@ impl Allocator {
                 bytes += self.trim_group(&group, within, min_len)?;
             }
         }
-        bytes += self.trim_unallocated(PIECE)?;
+        bytes += self.trim_unallocated()?;
         // Some devices say only when they are asked that they take none.
         if self.volume.can_discard() { Ok(Trimmed { bytes, min_len }) } else { Err(unsupported()) }
     }
@@ -121,14 +87,15 @@ impl Allocator {
     /// `within`.
     fn trim_group(&self, group: &BlockGroup, within: Run, min_len: u64) -> Result<u64> {
         let groups = &self.groups;
+        let piece = Lengths { most: PIECE, least: 1 };
         let behind = |at: Logical, range: Run| Run::new(at, range.end().0.saturating_sub(at.0));
         let (mut rest, mut done) = (within, 0);
         while let Some(run) = groups.next_free(group, rest, min_len) {
             let mut left = run;
             loop {
                 // The caller that finds no space waits for this lock.
-                let _busy = self.discards.busy.lock();
-                let Some(pinned) = groups.pin_free(group, left, 1, PIECE) else { break };
+                let _busy = self.discards.busy();
+                let Some(pinned) = groups.pin_free(group, left, piece) else { break };
                 let outcome = match pinned.intersect(left) {
                     Some(part) => self.volume.discard(part.start, part.len),
                     None => Ok(0),
@@ -141,27 +108,17 @@ impl Allocator {
         }
         Ok(done)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_chunk_takes_what_it_covers_of_what_was_told() {
-        let mut told = Told::default();
-        told.add(Physical(100), 100);
-        told.add(Physical(200), 50);
-        told.add(Physical(300), 10);
-        told.take(Physical(150), 60);
-        assert_eq!(
-            told.stretches().collect::<Vec<_>>(),
-            [(Physical(100), 50), (Physical(210), 40), (Physical(300), 10)]
-        );
-        told.take(Physical(220), 10);
-        told.take(Physical(0), 100);
-        told.take(Physical(260), 100);
-        let left = [(Physical(100), 50), (Physical(210), 10), (Physical(230), 20)];
-        assert_eq!(told.stretches().collect::<Vec<_>>(), left);
+    /// Discards the space of the device that no chunk takes and that the device was not told of
+    /// yet, piece by piece. No chunk is made meanwhile. Returns the bytes.
+    fn trim_unallocated(&self) -> Result<u64> {
+        let mut done = 0;
+        loop {
+            let mut device = self.device.lock();
+            let Some((at, len)) = device.first_untold() else { return Ok(done) };
+            let len = len.min(PIECE);
+            done += self.volume.discard_on(device.id, at, len)?;
+            device.told.add(at, len);
+        }
     }
 }

@@ -3,14 +3,13 @@
 //! The committer brings trees and space to the device and knows nothing else. It asks
 //! [`CommitSource`] for the rest. The engine implements this trait and is set once, when the file
 //! system is opened. What the engine gathers for a transaction lies in the transaction
-//! ([`Gathered`]); nothing below looks into it.
+//! ([`crate::transaction::Gathered`]).
 
 use crate::error::Result;
-use crate::space::alloc::Pinned;
+use crate::space::Pinned;
 use crate::transaction::Txn;
 use larder_format::Generation;
 use larder_format::items::RootItem;
-use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -35,6 +34,3 @@ pub(crate) trait CommitSource: Debug + Send + Sync {
     /// returns.
     fn publishing(&self, generation: Generation);
 }
-
-/// What a room above gathers in a transaction.
-pub(crate) trait Gathered: Any + Debug + Send + Sync {}

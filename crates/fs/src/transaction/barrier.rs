@@ -11,18 +11,11 @@
 //! A flush counts as good only if no early flush failed beside it: see [`super::early_flush`].
 
 use crate::error::{Error, Result};
-use crate::transaction::Ground;
+use crate::transaction::{Ground, SuperblockWritten};
 use crate::tree::Pointer;
 use larder_format::{Generation, Superblock};
 use larder_volume::superblock::{SuperCopies, write_superblocks};
 use zerocopy::little_endian::U64;
-
-/// The superblock that a commit has written, and the transaction of that commit.
-#[derive(Debug)]
-pub(crate) struct SuperblockWritten {
-    pub(crate) generation: Generation,
-    pub(crate) superblock: Box<Superblock>,
-}
 
 impl Ground {
     /// Makes everything durable whose writing had completed before the call.

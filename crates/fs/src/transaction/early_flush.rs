@@ -11,11 +11,12 @@
 //! it should have covered may be lost although the next flush succeeds, and a superblock would then
 //! lead to what is not there. So a failed one ends writing. The device may also report a failure to
 //! the early flush alone. So another flush counts as successful only when the early flushes that
-//! were under way have ended well ([`Ground::flush`]).
+//! were under way have ended well ([`crate::transaction::Ground::flush`]).
 
-use crate::transaction::Ground;
+use larder_volume::Volume;
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that wait for a flush at most, as long as the device keeps up. A disk that writes a
@@ -24,8 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) const MOST: u64 = 64 << 20;
 
 /// What writers share with the thread that flushes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Flushes {
+    volume: Arc<Volume>,
+    /// Bytes that wait for a flush at most.
+    most: u64,
     /// An early flush is wanted or under way: a writer needs to look no further.
     wanted: AtomicBool,
     state: Mutex<FlushState>,
@@ -42,21 +46,28 @@ struct FlushState {
     failed: bool,
 }
 
-impl Ground {
+impl Flushes {
+    /// Flushes whenever `most` bytes have gathered; `None` stands for [`MOST`].
+    pub(crate) fn new(volume: Arc<Volume>, most: Option<u64>) -> Self {
+        Self {
+            volume,
+            most: most.unwrap_or(MOST),
+            wanted: AtomicBool::new(false),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
     /// Something was written that no flush covers yet.
-    pub(crate) fn flush_early(&self) {
-        if self.much_unflushed() && !self.flushes.wanted.swap(true, Ordering::AcqRel) {
-            self.flushes.state.lock().go = true;
-            self.flushes.changed.notify_all();
+    pub(crate) fn written(&self) {
+        if self.much_unflushed() && !self.wanted.swap(true, Ordering::AcqRel) {
+            self.state.lock().go = true;
+            self.changed.notify_all();
         }
     }
     fn much_unflushed(&self) -> bool {
-        self.volume.unflushed() >= self.options.tuning.early_flush_bytes.unwrap_or(MOST)
+        self.volume.unflushed() >= self.most
     }
-}
-
-impl Flushes {
-    /// Ends [`run`].
+    /// Ends [`Self::run`].
     pub(crate) fn stop(&self) {
         self.state.lock().stop = true;
         self.changed.notify_all();
@@ -92,29 +103,29 @@ impl Flushes {
         self.changed.notify_all();
         self.wanted.store(false, Ordering::Release);
     }
-}
 
-/// Body of the thread that flushes early.
-pub(crate) fn run(ground: &Ground) {
-    while ground.flushes.begin() {
-        // Another thread may have flushed meanwhile. A thread that flushes from now on sees that
-        // this flush has begun, and waits for it.
-        let flush = || if ground.much_unflushed() { ground.volume.flush() } else { Ok(()) };
-        let why = match catch_unwind(AssertUnwindSafe(flush)) {
-            Ok(Ok(())) => None,
-            Ok(Err(e)) => Some(format!("what was written could not be made durable: {e}")),
-            Err(_) => {
-                Some("making durable what was written hit a broken invariant; see the log".into())
+    /// Body of the thread that flushes early. A flush that fails ends writing: `fail` is called
+    /// with the reason, once.
+    pub(crate) fn run(&self, fail: impl FnOnce(&str)) {
+        while self.begin() {
+            // Another thread may have flushed meanwhile. A thread that flushes from now on sees
+            // that this flush has begun, and waits for it.
+            let flush = || if self.much_unflushed() { self.volume.flush() } else { Ok(()) };
+            let why = match catch_unwind(AssertUnwindSafe(flush)) {
+                Ok(Ok(())) => None,
+                Ok(Err(e)) => Some(format!("what was written could not be made durable: {e}")),
+                Err(_) => Some(
+                    "making durable what was written hit a broken invariant; see the log".into(),
+                ),
+            };
+            if let Some(why) = why {
+                fail(&why);
+                self.end(true);
+                return;
             }
-        };
-        if let Some(why) = &why {
-            ground.txns.fail(why);
+            self.end(false);
+            // What was written meanwhile may be enough for the next flush.
+            self.written();
         }
-        ground.flushes.end(why.is_some());
-        if why.is_some() {
-            return;
-        }
-        // What was written meanwhile may be enough for the next flush.
-        ground.flush_early();
     }
 }

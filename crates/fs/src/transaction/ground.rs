@@ -11,14 +11,14 @@
 use crate::api::{OpenOptions, Timestamp};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
-use crate::space::alloc::{Allocator, Pinned};
+use crate::space::Pinned;
+use crate::space::alloc::Allocator;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
-use crate::transaction::barrier::SuperblockWritten;
 use crate::transaction::early_flush::Flushes;
-use crate::transaction::{CommitSource, Handle, Transactions, Txn};
-use crate::tree::{Epochs, NodeStore, Roots, TreeStats};
-use larder_format::{CsumType, Generation, Superblock};
+use crate::transaction::{CommitSource, SubvolumeTree, Transactions, Txn};
+use crate::tree::{Epochs, Item, NodeStore, Roots, TreeStats, Version};
+use larder_format::{CsumType, Generation, Key, Superblock};
 use larder_volume::Volume;
 use parking_lot::Mutex;
 use std::hash::{Hash as _, Hasher as _};
@@ -50,6 +50,34 @@ pub(crate) struct Ground {
     pub(crate) above: OnceLock<Weak<dyn CommitSource>>,
 }
 
+/// The superblock that a commit has written, and the transaction of that commit. It is locked
+/// while a superblock is written ([`super::barrier`]).
+#[derive(Debug)]
+pub(crate) struct SuperblockWritten {
+    pub(crate) generation: Generation,
+    pub(crate) superblock: Box<Superblock>,
+}
+
+/// What has to be kept for the commit because of notes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Owed {
+    /// Notes.
+    pub(crate) notes: u64,
+    /// Bytes by which trees may grow, or that the seal copies.
+    pub(crate) bytes: u64,
+}
+
+impl SubvolumeTree {
+    /// The tree as it is now.
+    pub(crate) fn version(&self, ground: &Ground) -> Version {
+        self.tree.version(ground.epochs.enter())
+    }
+    /// One item of the tree as it is now.
+    pub(crate) fn get(&self, ground: &Ground, key: &Key) -> Result<Option<Item>> {
+        self.tree.get(key, &ground.epochs.enter())
+    }
+}
+
 impl Ground {
     /// Bytes of a node.
     pub(crate) fn nodesize(&self) -> u32 {
@@ -76,15 +104,6 @@ impl Ground {
             },
         }
     }
-    /// Joins the running transaction to change up to `items` items. Waits for space and for a seal
-    /// in progress.
-    pub(crate) fn begin(&self, items: u64) -> Result<Handle<'_>> {
-        Handle::join(self, items, false)
-    }
-    /// Like `begin`, for operations that free space: they may use the last reserve.
-    pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {
-        Handle::join(self, items, true)
-    }
     /// How memory is divided.
     pub(crate) fn budget(&self) -> Budget {
         Budget::of(self.options.cache_size)
@@ -104,12 +123,23 @@ impl Ground {
         crate::api::may_wait()?;
         self.txns.wait_sealed(running.generation)
     }
-    /// Bytes of metadata that changing `items` items can cost: the copies of their paths, and
-    /// splits for the `growing` ones. What is not used comes back when the handle is dropped.
-    pub(crate) fn item_cost(&self, items: u64, growing: u64) -> u64 {
-        let level = self.tree_stats.tallest.load(Ordering::Relaxed);
-        let copies = items * level.max(1) + 1;
-        (copies + growing * (level + 2) + 3) * u64::from(self.nodesize())
+    /// Bytes of metadata that changing `items` items can cost if none of them grows: the copies of
+    /// their paths. What is not used comes back when the handle is dropped.
+    pub(crate) fn copy_cost(&self, items: u64) -> u64 {
+        (items * self.tallest().max(1) + 4) * u64::from(self.nodesize())
+    }
+    /// Bytes of metadata that inserting or lengthening `items` items can cost: the copies of their
+    /// paths, and splits.
+    pub(crate) fn item_cost(&self, items: u64) -> u64 {
+        self.copy_cost(items) + self.growth_cost(items)
+    }
+    /// What splits cost if `items` items grow.
+    fn growth_cost(&self, items: u64) -> u64 {
+        items * (self.tallest() + 2) * u64::from(self.nodesize())
+    }
+    /// Height of the highest tree so far.
+    pub(super) fn tallest(&self) -> u64 {
+        self.tree_stats.tallest.load(Ordering::Relaxed)
     }
     /// Reserves what `items` item changes can cost, and `more` bytes, for an operation that passes.
     pub(crate) fn reserve_items(
@@ -121,9 +151,10 @@ impl Ground {
         let accounts = &self.space.accounts;
         if deleting {
             // At most two items grow: an entry for what is left to do, and a counter.
-            accounts.reserve_for_deletion(self.item_cost(items, items.min(2)) + more)
+            let cost = self.copy_cost(items) + self.growth_cost(items.min(2));
+            accounts.reserve_for_deletion(cost + more)
         } else {
-            accounts.reserve_passing(self.item_cost(items, items) + more)
+            accounts.reserve_passing(self.item_cost(items) + more)
         }
     }
     /// Adds to the reservation of an operation that has joined. It cannot wait any more, so it goes
@@ -131,7 +162,7 @@ impl Ground {
     pub(crate) fn top_up(&self, reserved: &mut Reservation, bytes: u64, deleting: bool) -> bool {
         let more = || self.space.accounts.reserve_inside(bytes, deleting);
         let got = more().or_else(|| {
-            self.space.release_expired();
+            self.space.discards.release_expired();
             self.space.give_back_preallocated();
             more()
         });
@@ -140,33 +171,32 @@ impl Ground {
     /// Fills a reservation up to what `items` item changes can cost, without waiting. Returns false
     /// if there is not enough space.
     pub(crate) fn top_up_for(&self, reserved: &mut Reservation, items: u64) -> bool {
-        let lacking = self.item_cost(items, items).saturating_sub(reserved.bytes());
+        let lacking = self.item_cost(items).saturating_sub(reserved.bytes());
         lacking == 0 || self.top_up(reserved, lacking, false)
     }
     /// Keeps space, until the transaction is published, for what its commit will do with an
-    /// operation's notes: `bytes` by which trees may grow, or that the seal copies. The global
-    /// reserve pays for the copies of the global trees' blocks. Only if these trees are so large
-    /// that it cannot, something is kept for the copies, too: leaves of three trees for each note.
+    /// operation's notes. The global reserve pays for the copies of the global trees' blocks. Only
+    /// if these trees are so large that it cannot, something is kept for the copies, too: leaves of
+    /// three trees for each note.
     pub(crate) fn keep_for_notes(
         &self,
         txn: &Txn,
         from: &mut Reservation,
-        notes: u64,
-        bytes: u64,
+        owed: Owed,
         deleting: bool,
     ) {
-        let notes = txn.notes.fetch_add(notes, Ordering::Relaxed) + notes;
+        let notes = txn.notes.fetch_add(owed.notes, Ordering::Relaxed) + owed.notes;
         let copies =
             notes.saturating_mul(3 * u64::from(self.nodesize())).min(self.space.global_trees());
         let beyond = copies.saturating_sub(MAX_COPIES_IN_RESERVE);
         let before = txn.kept_for_copies.fetch_max(beyond, Ordering::Relaxed);
-        let owed = bytes + beyond.saturating_sub(before);
-        let lacking = owed.saturating_sub(from.bytes());
+        let bytes = owed.bytes + beyond.saturating_sub(before);
+        let lacking = bytes.saturating_sub(from.bytes());
         if lacking > 0 && !self.top_up(from, lacking, deleting) {
             // The global reserve has to pay, so it should be filled again soon.
             self.txns.request();
         }
-        txn.keep(from.split(owed));
+        txn.keep(from.split(bytes));
     }
     /// The time for new timestamps.
     pub(crate) fn now(&self) -> Timestamp {

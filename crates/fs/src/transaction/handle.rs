@@ -8,11 +8,12 @@
 use crate::error::{Error, Result};
 use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
+use crate::transaction::ground::{Ground, Owed};
 use crate::transaction::sharing::KnownRefs;
-use crate::transaction::{Ground, SubvolumeTree, Txn};
+use crate::transaction::{SubvolumeTree, Txn};
 use crate::tree::{BlockSource, EditStop, Editor, Need, Node};
 use larder_format::items::ExtentRef;
-use larder_format::{FileOffset, Generation, Key, Logical, ObjectId, SECTOR_SIZE, TreeId};
+use larder_format::{Generation, Key, Logical, SECTOR_SIZE, TreeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,15 +31,26 @@ pub(crate) struct Handle<'a> {
     /// May it take what was not reserved? It may where it must not fail.
     overdraws: bool,
     reserved: Reservation,
-    /// Notes made, and bytes that have to be kept for them.
-    notes: u64,
-    owed: u64,
+    /// What has to be kept for the notes that it made.
+    owed: Owed,
 }
 
 /// Bytes by which trees may grow for one change of an extent's references: an extent item, or a
 /// reference of its own, and records of free space on both sides. All of it twice, because leaves
 /// that were split are half empty.
 const NOTE_GROWTH: u64 = 256;
+
+impl Ground {
+    /// Joins the running transaction to change up to `items` items. Waits for space and for a seal
+    /// in progress.
+    pub(crate) fn begin(&self, items: u64) -> Result<Handle<'_>> {
+        Handle::join(self, items, false)
+    }
+    /// Like `begin`, for operations that free space: they may use the last reserve.
+    pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {
+        Handle::join(self, items, true)
+    }
+}
 
 impl<'a> Handle<'a> {
     /// Joins with space reserved for `items` item changes.
@@ -131,7 +143,7 @@ impl<'a> Handle<'a> {
         Ok(handle)
     }
     fn over(ground: &'a Ground, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
-        let preallocated = ground.space.take_preallocated();
+        let preallocated = ground.space.preallocated.take();
         Self::with_preallocated(ground, txn, reserved, inside_seal, preallocated)
     }
     fn with_preallocated(
@@ -150,8 +162,7 @@ impl<'a> Handle<'a> {
             deleting: false,
             overdraws: false,
             reserved,
-            notes: 0,
-            owed: 0,
+            owed: Owed::default(),
         }
     }
     /// The transaction's number.
@@ -183,43 +194,21 @@ impl<'a> Handle<'a> {
         self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
         subvol.tree.edit_growing(self, keys, growing, change)
     }
-    /// A new data extent with its first reference. `file_offset` is the key's offset minus the
-    /// offset into the extent.
-    pub(crate) fn create_data(
-        &mut self,
-        at: Logical,
-        len: u64,
-        subvol: TreeId,
-        ino: u64,
-        file_offset: u64,
-    ) -> Result<()> {
-        let key = data_ref(subvol, ino, file_offset);
+    /// A new data extent with its first reference.
+    pub(crate) fn create_data(&mut self, extent: Run, user: ExtentRef) -> Result<()> {
         self.noted();
-        self.txn.refs.lock().create_data(at, len, key, self.txn.generation)
+        let generation = self.txn.generation;
+        self.txn.refs.lock().create_data(extent.start, extent.len, user, generation)
     }
     /// One more reference to a data extent.
-    pub(crate) fn add_data_ref(
-        &mut self,
-        at: Logical,
-        len: u64,
-        subvol: TreeId,
-        ino: u64,
-        file_offset: u64,
-    ) -> Result<()> {
+    pub(crate) fn add_data_ref(&mut self, extent: Run, user: ExtentRef) -> Result<()> {
         self.noted();
-        self.txn.refs.lock().add_data(at, len, data_ref(subvol, ino, file_offset))
+        self.txn.refs.lock().add_data(extent.start, extent.len, user)
     }
     /// One reference less. If it was the last, the commit frees the extent.
-    pub(crate) fn drop_data_ref(
-        &mut self,
-        at: Logical,
-        len: u64,
-        subvol: TreeId,
-        ino: u64,
-        file_offset: u64,
-    ) -> Result<()> {
+    pub(crate) fn drop_data_ref(&mut self, extent: Run, user: ExtentRef) -> Result<()> {
         self.noted();
-        self.txn.refs.lock().drop_data(at, len, data_ref(subvol, ino, file_offset))
+        self.txn.refs.lock().drop_data(extent.start, extent.len, user)
     }
     /// Notes checksums for the sectors from `at` on. Notes must not overlap, because the commit
     /// goes from the end of one to the next.
@@ -228,7 +217,7 @@ impl<'a> Handle<'a> {
             return;
         }
         self.noted();
-        self.owed += 2 * sums.len() as u64;
+        self.owed.bytes += 2 * sums.len() as u64;
         self.txn.csums.lock().insert(at, sums);
     }
     /// Takes back the checksums of space that is given back unused. They may have been noted
@@ -257,21 +246,18 @@ impl<'a> Handle<'a> {
             }
         }
     }
-    /// New data extents of a file, each with its first reference: address, length, and where the
-    /// file has them. Returns how many were recorded: all, or those before the first that cannot
-    /// be.
+    /// New data extents, each with its first reference. Returns how many were recorded: all, or
+    /// those before the first that cannot be.
     pub(crate) fn create_data_extents(
         &mut self,
-        subvol: TreeId,
-        ino: u64,
-        extents: impl Iterator<Item = (Logical, u64, u64)>,
+        extents: impl Iterator<Item = (Run, ExtentRef)>,
     ) -> usize {
         let generation = self.txn.generation;
         let mut count = 0;
         {
             let mut refs = self.txn.refs.lock();
-            for (at, len, offset) in extents {
-                if refs.create_data(at, len, data_ref(subvol, ino, offset), generation).is_err() {
+            for (extent, user) in extents {
+                if refs.create_data(extent.start, extent.len, user, generation).is_err() {
                     break;
                 }
                 count += 1;
@@ -292,7 +278,7 @@ impl<'a> Handle<'a> {
     /// Has it used up nearly all that it reserved?
     pub(crate) fn is_exhausted(&self) -> bool {
         let preallocated = self.preallocated.len() as u64 * u64::from(self.ground.nodesize());
-        self.reserved.bytes() + preallocated < self.ground.item_cost(2, 2)
+        self.reserved.bytes() + preallocated < self.ground.item_cost(2)
     }
     /// Something for the root tree was noted, which will change this many of its items.
     pub(crate) fn noted_for_root_tree(&mut self, items: u64) {
@@ -307,12 +293,11 @@ impl<'a> Handle<'a> {
     /// Keeps space for item changes that the seal will make.
     pub(crate) fn keep_for_seal(&mut self, items: u64) {
         self.txn.touch();
-        self.owed += self.ground.item_cost(items, items);
+        self.owed.bytes += self.ground.item_cost(items);
     }
     /// Keeps space for copies of the path to one item that the seal will write.
     pub(crate) fn keep_for_path(&mut self) {
-        let level = self.ground.tree_stats.tallest.load(Ordering::Relaxed);
-        self.owed += level.max(1) * u64::from(self.ground.nodesize());
+        self.owed.bytes += self.ground.tallest().max(1) * u64::from(self.ground.nodesize());
     }
     /// An address for a new block.
     ///
@@ -325,7 +310,6 @@ impl<'a> Handle<'a> {
         Ok(self.take())
     }
     /// An incompat bit that the superblock must have from this transaction on.
-    #[allow(dead_code)]
     pub(crate) fn need_incompat(&mut self, bit: u64) {
         self.txn.incompat.fetch_or(bit, Ordering::Relaxed);
     }
@@ -335,17 +319,13 @@ impl<'a> Handle<'a> {
         self.owe(1);
     }
     fn owe(&mut self, notes: u64) {
-        self.notes += notes;
-        self.owed += notes * NOTE_GROWTH;
+        self.owed.notes += notes;
+        self.owed.bytes += notes * NOTE_GROWTH;
     }
 }
 
 fn index(n: u64) -> usize {
     usize::try_from(n).expect("counts what is in memory")
-}
-
-fn data_ref(subvol: TreeId, ino: u64, offset: u64) -> ExtentRef {
-    ExtentRef::Data { root: subvol, objectid: ObjectId(ino), offset: FileOffset(offset) }
 }
 
 impl Drop for Handle<'_> {
@@ -354,14 +334,9 @@ impl Drop for Handle<'_> {
             // Half an operation must not become durable. No seal comes before this handle has left.
             self.ground.txns.fail("an operation hit a broken invariant; see the log");
         }
-        if self.notes > 0 || self.owed > 0 {
-            self.ground.keep_for_notes(
-                &self.txn,
-                &mut self.reserved,
-                self.notes,
-                self.owed,
-                self.deleting,
-            );
+        if self.owed != Owed::default() {
+            let (owed, deleting) = (self.owed, self.deleting);
+            self.ground.keep_for_notes(&self.txn, &mut self.reserved, owed, deleting);
         }
         let preallocated = std::mem::take(&mut self.preallocated);
         if !preallocated.is_empty() {
@@ -438,28 +413,30 @@ impl BlockSource for Handle<'_> {
                 self.ground.wait_for_notes(&self.txn);
                 Ok(())
             }
-            Need::Blocks(n) => {
-                let missing = n.saturating_sub(self.preallocated.len());
-                let bytes = missing as u64 * u64::from(self.ground.nodesize());
-                let lacking = bytes.saturating_sub(self.reserved.bytes());
-                // Operations do not get the commit's own reserve, however much of it is free.
-                if lacking > 0
-                    && !self.ground.top_up(&mut self.reserved, lacking, self.deleting)
-                    && !self.overdraws
-                {
-                    return Err(Error::NoSpace);
-                }
-                let mut more = self.ground.space.allocate_blocks(
-                    &self.ground.txns,
-                    missing,
-                    &mut self.reserved,
-                )?;
-                // Addresses are taken from the end, so this order keeps them rising.
-                more.reverse();
-                more.append(&mut self.preallocated);
-                self.preallocated = more;
-                Ok(())
-            }
+            Need::Blocks(n) => self.provide_blocks(*n),
         }
+    }
+}
+
+impl Handle<'_> {
+    /// Gets addresses for new blocks until there are `wanted`.
+    fn provide_blocks(&mut self, wanted: usize) -> Result<()> {
+        let missing = wanted.saturating_sub(self.preallocated.len());
+        let bytes = missing as u64 * u64::from(self.ground.nodesize());
+        let lacking = bytes.saturating_sub(self.reserved.bytes());
+        // Operations do not get the commit's own reserve, however much of it is free.
+        if lacking > 0
+            && !self.ground.top_up(&mut self.reserved, lacking, self.deleting)
+            && !self.overdraws
+        {
+            return Err(Error::NoSpace);
+        }
+        let ground = self.ground;
+        let mut more = ground.space.allocate_blocks(&ground.txns, missing, &mut self.reserved)?;
+        // Addresses are taken from the end, so this order keeps them rising.
+        more.reverse();
+        more.append(&mut self.preallocated);
+        self.preallocated = more;
+        Ok(())
     }
 }

@@ -6,9 +6,8 @@
 use crate::error::{Error, Result};
 use crate::lock::{self, Joined, Mutex, RwLock};
 use crate::space::alloc::{ChunkNotes, ChunkOutcome, Running};
-use crate::transaction::sharing::at_once;
 use crate::transaction::{Gathered, Txn};
-use crate::tree::{EditStop, Root};
+use crate::tree::{EditStop, Need, Root};
 use larder_format::Generation;
 use parking_lot::Condvar;
 use std::sync::Arc;
@@ -30,6 +29,21 @@ pub(crate) struct RefsView {
     pub(crate) sealed: Option<Arc<Txn>>,
     /// The running one.
     pub(crate) running: Arc<Txn>,
+}
+
+/// How often a lock is tried that is held for some instructions only. If that does not help, its
+/// holder has lost its processor, and will get it back in milliseconds.
+const TRIES: usize = 100;
+
+/// Locks for a caller that holds a tree: while it waits, all others would wait for that tree.
+pub(super) fn at_once<G>(lock: impl Fn() -> Option<G>) -> Result<G, EditStop> {
+    for _ in 0..TRIES {
+        if let Some(guard) = lock() {
+            return Ok(guard);
+        }
+        std::hint::spin_loop();
+    }
+    Err(EditStop::Need(Need::Notes))
 }
 
 #[derive(Debug)]

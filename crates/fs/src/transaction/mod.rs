@@ -31,13 +31,12 @@ pub(crate) mod sharing;
 mod subvolume_tree;
 pub(crate) mod writeout;
 
-pub(crate) use above::{CommitSource, Gathered};
-pub(crate) use barrier::SuperblockWritten;
-pub(crate) use ground::Ground;
+pub(crate) use above::CommitSource;
+pub(crate) use ground::{Ground, SuperblockWritten};
 pub(crate) use handle::Handle;
 pub(crate) use manager::Transactions;
 pub(crate) use root_item::{find_root, parse_item, parse_root_item, root_pointer};
 pub use root_notes::Received;
 pub(crate) use root_notes::{Link, Progress, RootNotes};
-pub(crate) use running::Txn;
+pub(crate) use running::{Gathered, Txn};
 pub(crate) use subvolume_tree::SubvolumeTree;

@@ -1,18 +1,22 @@
 //! What a transaction collects while it runs.
 
 use crate::api::InodeId;
-use crate::budget::transaction_memory;
+use crate::budget::Collected;
 use crate::space::Run;
 use crate::space::alloc::{ChunkNotes, NewGroup};
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
-use crate::transaction::{Gathered, RootNotes, SubvolumeTree};
+use crate::transaction::{RootNotes, SubvolumeTree};
 use larder_format::{Generation, Logical, TreeId};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What a room above gathers in a transaction. Nothing below looks into it.
+pub(crate) trait Gathered: Any + Debug + Send + Sync {}
 
 /// One transaction.
 #[derive(Debug)]
@@ -105,7 +109,12 @@ impl Txn {
     /// About how much memory it takes.
     pub(crate) fn memory(&self, nodesize: u32) -> u64 {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        transaction_memory(get(&self.blocks), nodesize, get(&self.notes), get(&self.changed_inodes))
+        let collected = Collected {
+            nodes: get(&self.blocks),
+            notes: get(&self.notes),
+            inodes: get(&self.changed_inodes),
+        };
+        collected.memory(nodesize)
     }
     /// Notes that there is something to commit.
     pub(crate) fn touch(&self) {

@@ -9,7 +9,7 @@
 use crate::error::{Error, Place, Result};
 use crate::space::extent_tree::{self, ExtentInfo};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefDelta};
-use crate::transaction::manager::RefsView;
+use crate::transaction::manager::{RefsView, at_once};
 use crate::transaction::{Ground, Txn};
 use crate::tree::{EditStop, Need, Node, Version};
 use larder_format::items::{ExtentRef, FileExtent};
@@ -29,19 +29,42 @@ const NO_ITEM: ExtentInfo = ExtentInfo {
 #[derive(Debug, Default)]
 pub(crate) struct KnownRefs(HashMap<Logical, (Generation, ExtentInfo)>);
 
-/// How often a lock is tried that is held for some instructions only. If that does not help, its
-/// holder has lost its processor, and will get it back in milliseconds.
-const TRIES: usize = 100;
-
-/// Locks for a caller that holds a tree: while it waits, all others would wait for that tree.
-pub(super) fn at_once<G>(lock: impl Fn() -> Option<G>) -> Result<G, EditStop> {
-    for _ in 0..TRIES {
-        if let Some(guard) = lock() {
-            return Ok(guard);
-        }
-        std::hint::spin_loop();
+impl KnownRefs {
+    /// The committed count of a block, if it was looked up in the extent tree that is published.
+    fn get(
+        &self,
+        at: Logical,
+        level: u8,
+        view: &RefsView,
+        txn: &Txn,
+    ) -> Result<ExtentInfo, EditStop> {
+        let Some((_, info)) = self.0.get(&at).filter(|known| known.0 == view.base) else {
+            return Err(EditStop::Need(Need::Refs(at, level)));
+        };
+        debug_assert!(view.running.generation == txn.generation);
+        Ok(*info)
     }
-    Err(EditStop::Need(Need::Notes))
+}
+
+/// How many users a block has now.
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    count: i128,
+    /// Does the block itself refer to what is below?
+    full: bool,
+}
+
+impl Counted {
+    /// Adds the notes of the running and of the sealed transaction to what is committed.
+    fn of(committed: ExtentInfo, now: RefDelta, sealed: RefDelta, place: Place) -> Result<Self> {
+        let count = i128::from(committed.refs) + i128::from(now.total) + i128::from(sealed.total);
+        if count < 1 {
+            let what = format!("block in use has a reference count of {count}");
+            return Err(Error::corrupt(place, what));
+        }
+        let full = committed.full_backref || now.set_full_backref || sealed.set_full_backref;
+        Ok(Self { count, full })
+    }
 }
 
 /// What came of the attempt to take a reference from a block.
@@ -96,6 +119,7 @@ impl Ground {
     }
 
     /// Notes that `tree` copied `old` to `new`. It never waits, because the caller holds the tree.
+    /// Nothing is noted unless all can be noted, so a failed copy leaves no trace.
     pub(crate) fn note_copied(
         &self,
         txn: &Txn,
@@ -105,74 +129,28 @@ impl Ground {
         new: Logical,
         maybe_shared: bool,
     ) -> Result<(), EditStop> {
-        let at = old.address();
-        let level = old.level();
-        let mine = ExtentRef::TreeBlock { root: tree };
-        let first_key = old.first_key().unwrap_or_default();
-        let nodesize = self.nodesize();
-        let kind = ExtentKind::TreeBlock { level };
-        // Nothing is noted unless all can be noted, so a failed copy leaves no trace.
-        let check = |refs: &DelayedRefs| -> Result<()> {
-            refs.check(at, u64::from(nodesize), kind)?;
-            refs.check_new(new)
-        };
+        let copy = NewCopy { tree, old, new, nodesize: self.nodesize() };
         if !maybe_shared || fault!(self.options.tuning, IgnoreSharing) {
             let mut refs = at_once(|| txn.refs.try_lock())?;
-            check(&refs)?;
-            refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;
-            refs.drop_tree_block(at, nodesize, level, mine)?;
+            copy.check(&refs)?;
+            copy.note(&mut refs, txn.generation)?;
             return Ok(());
         }
+        let at = old.address();
         self.txns.with_view_at_once(|view| {
-            let Some((base, info)) = known.0.get(&at).copied().filter(|k| k.0 == view.base) else {
-                return Err(EditStop::Need(Need::Refs(at, level)));
-            };
-            debug_assert!(base == view.base && view.running.generation == txn.generation);
+            let committed = known.get(at, old.level(), view, txn)?;
             let mut refs = at_once(|| txn.refs.try_lock())?;
-            let now = refs.delta(at);
             let sealed = match &view.sealed {
                 Some(sealed) => at_once(|| sealed.refs.try_lock())?.delta(at),
                 None => RefDelta::default(),
             };
-            let count = i128::from(info.refs) + i128::from(now.total) + i128::from(sealed.total);
-            let full = info.full_backref || now.set_full_backref || sealed.set_full_backref;
-            if count < 1 {
-                let what = format!("block in use has a reference count of {count}");
-                let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
-                return Err(Error::corrupt(place, what).into());
-            }
-            check(&refs)?;
-            let below = children(old, nodesize, tree)?;
-            for child in &below {
-                refs.check(child.at, child.len, child.kind)?;
-            }
-            refs.create_tree_block(new, nodesize, level, tree, txn.generation, Some(first_key))?;
-            let theirs_full = if level == 0 {
-                ExtentRef::SharedData { parent: at }
-            } else {
-                ExtentRef::SharedBlock { parent: at }
-            };
-            let owner = old.view().owner();
-            if count > 1 {
-                if owner == tree && !full {
-                    // The keyed references stand for the copy from now on. Those of the old block
-                    // become shared ones.
-                    for child in &below {
-                        refs.change(child.at, child.len, child.kind, theirs_full, 1)?;
-                    }
-                    refs.set_full_backref(at, nodesize, level)?;
-                } else {
-                    for child in &below {
-                        refs.change(child.at, child.len, child.kind, child.mine, 1)?;
-                    }
-                }
-            } else if full {
-                for child in &below {
-                    refs.change(child.at, child.len, child.kind, child.mine, 1)?;
-                    refs.change(child.at, child.len, child.kind, theirs_full, -1)?;
-                }
-            }
-            refs.drop_tree_block(at, nodesize, level, mine)?;
+            let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
+            let counted = Counted::of(committed, refs.delta(at), sealed, place)?;
+            copy.check(&refs)?;
+            let below = Below::of(old, copy.nodesize, tree)?;
+            below.check(&refs)?;
+            copy.note(&mut refs, txn.generation)?;
+            copy.pass_on(&mut refs, &below, counted)?;
             Ok(())
         })
     }
@@ -194,18 +172,14 @@ impl Ground {
         new: Logical,
     ) -> Result<u64> {
         let nodesize = self.nodesize();
-        let below = children(root, nodesize, snapshot)?;
+        let below = Below::of(root, nodesize, snapshot)?;
         let mut refs = txn.refs.lock();
         refs.check_new(new)?;
-        for child in &below {
-            refs.check(child.at, child.len, child.kind)?;
-        }
+        below.check(&refs)?;
         let first_key = Some(root.first_key().unwrap_or_default());
         refs.create_tree_block(new, nodesize, root.level(), snapshot, txn.generation, first_key)?;
-        for child in &below {
-            refs.change(child.at, child.len, child.kind, child.mine, 1)?;
-        }
-        Ok(below.len() as u64)
+        below.refer_as_tree(&mut refs, 1)?;
+        Ok(below.len())
     }
 
     /// Takes a reference from a block on behalf of a tree that is being dropped. The last reference
@@ -223,7 +197,7 @@ impl Ground {
         suspect: bool,
     ) -> Result<Released, EditStop> {
         self.txns.with_view(|view| {
-            let (count, full) = self.count(view, txn, known, at, level)?;
+            let Counted { count, full } = self.count(view, txn, known, at, level)?;
             if count == 1 {
                 return Ok(Released::Last { full });
             }
@@ -245,18 +219,20 @@ impl Ground {
         reference: ExtentRef,
     ) -> Result<u64> {
         let (at, nodesize) = (block.address(), self.nodesize());
-        let below = if block.level() == 0 { children(block, nodesize, tree)? } else { Vec::new() };
+        let data = match block.level() {
+            0 => Below::of(block, nodesize, tree)?,
+            _ => Below::nothing(block),
+        };
         let mut refs = txn.refs.lock();
         refs.check(at, u64::from(nodesize), ExtentKind::TreeBlock { level: block.level() })?;
-        for child in &below {
-            refs.check(child.at, child.len, child.kind)?;
-        }
-        for child in &below {
-            let mine = if full { ExtentRef::SharedData { parent: at } } else { child.mine };
-            refs.change(child.at, child.len, child.kind, mine, -1)?;
+        data.check(&refs)?;
+        if full {
+            data.refer_as_block(&mut refs, -1)?;
+        } else {
+            data.refer_as_tree(&mut refs, -1)?;
         }
         refs.drop_tree_block(at, nodesize, block.level(), reference)?;
-        Ok(1 + below.len() as u64)
+        Ok(1 + data.len())
     }
     /// Makes a block that others keep independent of its owner, which is being dropped: from now on
     /// the block refers to what it points to, and the tree no longer does. Returns how much was
@@ -270,32 +246,21 @@ impl Ground {
     ) -> Result<u64, EditStop> {
         let (at, level, nodesize) = (block.address(), block.level(), self.nodesize());
         self.txns.with_view(|view| {
-            let (_, full) = self.count(view, txn, known, at, level)?;
-            if full {
+            if self.count(view, txn, known, at, level)?.full {
                 return Ok(0);
             }
-            let below = children(block, nodesize, tree)?;
+            let below = Below::of(block, nodesize, tree)?;
             let mut refs = txn.refs.lock();
             refs.check(at, u64::from(nodesize), ExtentKind::TreeBlock { level })?;
-            for child in &below {
-                refs.check(child.at, child.len, child.kind)?;
-            }
-            for child in &below {
-                let theirs = if level == 0 {
-                    ExtentRef::SharedData { parent: at }
-                } else {
-                    ExtentRef::SharedBlock { parent: at }
-                };
-                refs.change(child.at, child.len, child.kind, theirs, 1)?;
-                refs.change(child.at, child.len, child.kind, child.mine, -1)?;
-            }
+            below.check(&refs)?;
+            below.refer_as_block(&mut refs, 1)?;
+            below.refer_as_tree(&mut refs, -1)?;
             refs.set_full_backref(at, nodesize, level)?;
-            Ok(1 + 2 * below.len() as u64)
+            Ok(1 + 2 * below.len())
         })
     }
 
-    /// The reference count of a block as it is now, and whether the block itself refers to what is
-    /// below.
+    /// The reference count of a block as it is now.
     fn count(
         &self,
         view: &RefsView,
@@ -303,19 +268,11 @@ impl Ground {
         known: &KnownRefs,
         at: Logical,
         level: u8,
-    ) -> Result<(i128, bool), EditStop> {
-        let Some((base, info)) = known.0.get(&at).copied().filter(|k| k.0 == view.base) else {
-            return Err(EditStop::Need(Need::Refs(at, level)));
-        };
-        debug_assert!(base == view.base && view.running.generation == txn.generation);
+    ) -> Result<Counted, EditStop> {
+        let committed = known.get(at, level, view, txn)?;
         let now = txn.refs.lock().delta(at);
         let sealed = view.sealed.as_ref().map(|t| t.refs.lock().delta(at)).unwrap_or_default();
-        let count = i128::from(info.refs) + i128::from(now.total) + i128::from(sealed.total);
-        if count < 1 {
-            let what = format!("block in use has a reference count of {count}");
-            return Err(Error::corrupt(Place::block(at), what).into());
-        }
-        Ok((count, info.full_backref || now.set_full_backref || sealed.set_full_backref))
+        Ok(Counted::of(committed, now, sealed, Place::block(at))?)
     }
 
     /// Has a block of a subvolume tree more than one user?
@@ -326,7 +283,7 @@ impl Ground {
         let mut known = KnownRefs::default();
         loop {
             match self.txns.with_view(|view| self.count(view, &view.running, &known, at, level)) {
-                Ok((count, _)) => return Ok(count > 1),
+                Ok(now) => return Ok(now.count > 1),
                 Err(EditStop::Need(Need::Refs(at, level))) => {
                     self.learn_refs(&mut known, at, level)?
                 }
@@ -354,26 +311,115 @@ impl Ground {
     }
 }
 
+/// A block that a tree has copied.
+struct NewCopy<'a> {
+    tree: TreeId,
+    old: &'a Node,
+    new: Logical,
+    nodesize: u32,
+}
+
+impl NewCopy<'_> {
+    /// Could it be noted?
+    fn check(&self, refs: &DelayedRefs) -> Result<()> {
+        let kind = ExtentKind::TreeBlock { level: self.old.level() };
+        refs.check(self.old.address(), u64::from(self.nodesize), kind)?;
+        refs.check_new(self.new)
+    }
+    /// The tree has the copy, and the old block no more.
+    fn note(&self, refs: &mut DelayedRefs, generation: Generation) -> Result<()> {
+        let Self { tree, old, new, nodesize } = *self;
+        let first_key = Some(old.first_key().unwrap_or_default());
+        refs.create_tree_block(new, nodesize, old.level(), tree, generation, first_key)?;
+        let mine = ExtentRef::TreeBlock { root: tree };
+        refs.drop_tree_block(old.address(), nodesize, old.level(), mine)
+    }
+    /// Notes what the copy means for what both blocks point to. `before` is how many users the old
+    /// block had.
+    fn pass_on(&self, refs: &mut DelayedRefs, below: &Below, before: Counted) -> Result<()> {
+        let old = self.old;
+        let stays = before.count > 1;
+        if stays && !before.full && old.view().owner() == self.tree {
+            // The keyed references stand for the copy from now on. Those of the old block become
+            // shared ones.
+            below.refer_as_block(refs, 1)?;
+            refs.set_full_backref(old.address(), self.nodesize, old.level())
+        } else if stays {
+            below.refer_as_tree(refs, 1)
+        } else if before.full {
+            below.refer_as_tree(refs, 1)?;
+            below.refer_as_block(refs, -1)
+        } else {
+            Ok(())
+        }
+    }
+}
+
 /// What a block points to.
+struct Below {
+    children: Vec<Child>,
+    /// The reference to a child that the block itself has, once it has the FULL_BACKREF flag.
+    by_block: ExtentRef,
+}
+
 struct Child {
     at: Logical,
     len: u64,
     kind: ExtentKind,
     /// The keyed reference of the tree that the block is in.
-    mine: ExtentRef,
+    by_tree: ExtentRef,
 }
 
-/// Everything that a block of `tree` points to.
-fn children(block: &Node, nodesize: u32, tree: TreeId) -> Result<Vec<Child>> {
-    let view = block.view();
-    if view.level() > 0 {
-        let (kind, mine) = (
-            ExtentKind::TreeBlock { level: view.level() - 1 },
-            ExtentRef::TreeBlock { root: tree },
-        );
-        let child = |at| Child { at: Logical(at), len: u64::from(nodesize), kind, mine };
-        return Ok(view.pointers().iter().map(|p| child(p.blockptr.get())).collect());
+impl Below {
+    fn nothing(block: &Node) -> Self {
+        let parent = block.address();
+        let by_block = if block.level() == 0 {
+            ExtentRef::SharedData { parent }
+        } else {
+            ExtentRef::SharedBlock { parent }
+        };
+        Self { children: Vec::new(), by_block }
     }
+    /// Everything that a block of `tree` points to.
+    fn of(block: &Node, nodesize: u32, tree: TreeId) -> Result<Self> {
+        let children = if block.level() == 0 {
+            data_below(block, tree)?
+        } else {
+            blocks_below(block, nodesize, tree)
+        };
+        Ok(Self { children, ..Self::nothing(block) })
+    }
+    fn len(&self) -> u64 {
+        self.children.len() as u64
+    }
+    /// Could changes of all of them be noted?
+    fn check(&self, refs: &DelayedRefs) -> Result<()> {
+        self.children.iter().try_for_each(|child| refs.check(child.at, child.len, child.kind))
+    }
+    /// The tree has so many more references to each.
+    fn refer_as_tree(&self, refs: &mut DelayedRefs, delta: i64) -> Result<()> {
+        self.children.iter().try_for_each(|c| refs.change(c.at, c.len, c.kind, c.by_tree, delta))
+    }
+    /// The block itself has so many more references to each.
+    fn refer_as_block(&self, refs: &mut DelayedRefs, delta: i64) -> Result<()> {
+        self.children
+            .iter()
+            .try_for_each(|c| refs.change(c.at, c.len, c.kind, self.by_block, delta))
+    }
+}
+
+/// The blocks that an inner node points to.
+fn blocks_below(block: &Node, nodesize: u32, tree: TreeId) -> Vec<Child> {
+    let view = block.view();
+    let kind = ExtentKind::TreeBlock { level: view.level() - 1 };
+    let by_tree = ExtentRef::TreeBlock { root: tree };
+    let child = |at| Child { at: Logical(at), len: u64::from(nodesize), kind, by_tree };
+    view.pointers().iter().map(|p| child(p.blockptr.get())).collect()
+}
+
+/// The data extents that a leaf refers to.
+fn data_below(leaf: &Node, tree: TreeId) -> Result<Vec<Child>> {
+    let view = leaf.view();
     let mut out = Vec::new();
     for (slot, item) in view.items().iter().enumerate() {
         let key = Key::from(item.key);
@@ -391,7 +437,7 @@ fn children(block: &Node, nodesize: u32, tree: TreeId) -> Result<Vec<Child>> {
             at: on_disk.disk_bytenr,
             len: on_disk.disk_num_bytes,
             kind: ExtentKind::Data,
-            mine: ExtentRef::data(tree, key.objectid, FileOffset(key.offset), on_disk.offset),
+            by_tree: ExtentRef::data(tree, key.objectid, FileOffset(key.offset), on_disk.offset),
         });
     }
     Ok(out)

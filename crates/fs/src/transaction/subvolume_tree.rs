@@ -3,11 +3,9 @@
 //! The layer above knows what is in it and which of its inodes are in memory
 //! ([`crate::engine::Subvolume`]).
 
-use crate::error::Result;
-use crate::transaction::Ground;
-use crate::tree::{Item, Root, Tree, Version};
+use crate::tree::{Root, Tree};
 use larder_format::items::RootItem;
-use larder_format::{Generation, Key, TreeId};
+use larder_format::{Generation, TreeId};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -65,13 +63,5 @@ impl SubvolumeTree {
     pub(crate) fn base_before(&self, generation: Generation) -> Option<Root> {
         let base = self.base.lock();
         (base.0 <= generation).then(|| base.1.clone())
-    }
-    /// The tree as it is now.
-    pub(crate) fn version(&self, ground: &Ground) -> Version {
-        self.tree.version(ground.epochs.enter())
-    }
-    /// One item of the tree as it is now.
-    pub(crate) fn get(&self, ground: &Ground, key: &Key) -> Result<Option<Item>> {
-        self.tree.get(key, &ground.epochs.enter())
     }
 }

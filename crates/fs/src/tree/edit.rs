@@ -9,10 +9,11 @@
 //! for it.
 
 use crate::error::{Error, Place, Result};
+use crate::tree::balance::{self, Cut};
 use crate::tree::image::{self, NodeFormat};
 use crate::tree::node::Node;
+use crate::tree::source::{BlockSource, blocks_for_splits};
 use crate::tree::store::Pointer;
-use crate::tree::tree::{BlockSource, blocks_for_splits};
 use crate::tree::version::{Root, child_slot};
 use larder_format::node::{ITEM_SIZE, max_item_size, max_pointers};
 use larder_format::{Key, TreeId};
@@ -230,132 +231,63 @@ impl<'a> Editor<'a> {
         if !self.neighbours {
             return true;
         }
-        let generation = self.source.generation();
         let Some(leaf) = parent.child(slot) else { return true };
-        let free = leaf.view().leaf_free();
-        if free >= size {
+        let lacking = size.saturating_sub(leaf.view().leaf_free());
+        if lacking == 0 {
             return true;
         }
-        let lacking = size - free;
         // If the key is taken, nothing moves: the caller would then look for it in the wrong leaf.
         let Err(at) = leaf.view().search(key) else { return false };
-        let room = |n: Option<&Arc<Node>>| {
-            n.filter(|n| n.generation() == generation).map_or(0, |n| n.view().leaf_free())
-        };
-        let left_room = room(slot.checked_sub(1).and_then(|s| parent.child(s)));
-        if left_room >= lacking {
-            // As many as fit: a tree that grows at its end leaves full leaves behind.
-            let view = leaf.view();
-            let count =
-                (0..=at).rev().find(|n| image::leaf_bytes(view, 0, *n) <= left_room).unwrap_or(0);
-            if count > 0 && count < view.nritems() && image::leaf_bytes(view, 0, count) >= lacking {
-                let leaf = leaf.clone();
-                let left = Arc::make_mut(parent.child_mut(slot - 1));
-                image::leaf_append(left.bytes_mut(), leaf.bytes(), 0, count);
-                drop(leaf);
-                image::leaf_remove(Arc::make_mut(parent.child_mut(slot)).bytes_mut(), 0, count);
-                refresh_key(parent, slot);
-                return true;
-            }
+        let leaf = leaf.clone();
+        let left = slot.checked_sub(1).map_or(0, |left| self.room_in(parent, left));
+        if let Some(count) = balance::for_the_left(leaf.view(), at, lacking, left) {
+            move_left(parent, slot, leaf, count);
+            return true;
         }
-        let right_room =
-            if slot + 1 < parent.view().nritems() { room(parent.child(slot + 1)) } else { 0 };
-        if right_room >= lacking {
-            let view = leaf.view();
-            let n = view.nritems();
-            // Both leaves get the same room, if that is enough.
-            let wanted = lacking.max((right_room + lacking) / 2);
-            let fits = |from: &usize| {
-                let bytes = image::leaf_bytes(view, *from, n);
-                bytes >= lacking && bytes <= right_room
-            };
-            let first = at.max(1);
-            let best = (first..n)
-                .rev()
-                .filter(fits)
-                .min_by_key(|from| image::leaf_bytes(view, *from, n).abs_diff(wanted));
-            if let Some(from) = best {
-                let leaf = leaf.clone();
-                let right = Arc::make_mut(parent.child_mut(slot + 1));
-                let behind = right.bytes().to_vec();
-                let count = right.view().nritems();
-                image::leaf_remove(right.bytes_mut(), 0, count);
-                image::leaf_append(right.bytes_mut(), leaf.bytes(), from, n - from);
-                image::leaf_append(right.bytes_mut(), &behind, 0, count);
-                drop(leaf);
-                image::leaf_remove(
-                    Arc::make_mut(parent.child_mut(slot)).bytes_mut(),
-                    from,
-                    n - from,
-                );
-                refresh_key(parent, slot + 1);
-            }
+        let right = self.room_in(parent, slot + 1);
+        if let Some(from) = balance::for_the_right(leaf.view(), at, lacking, right) {
+            move_right(parent, slot, leaf, from);
         }
         true
     }
 
+    /// Free bytes of the leaf at `slot`, if there is one and this transaction owns it.
+    fn room_in(&self, parent: &Node, slot: usize) -> usize {
+        let ours = parent.child(slot).filter(|n| n.generation() == self.source.generation());
+        ours.map_or(0, |n| n.view().leaf_free())
+    }
+
+    /// Inserts into a leaf, and cuts it where it has no room. Returns the leaf's new right
+    /// neighbours, or `None` if the key is taken.
     fn insert_in_leaf(&mut self, leaf: &mut Node, key: &Key, data: &[u8]) -> Option<Split> {
         let view = leaf.view();
-        let n = view.nritems();
         let Err(slot) = view.search(key) else { return None };
         let size = data.len() + ITEM_SIZE;
-        let put = |node: &mut Node, slot: usize| {
-            let bytes = node.bytes_mut();
-            image::leaf_insert(bytes, slot, key, data.len());
-            image::leaf_data_mut(bytes, slot).copy_from_slice(data);
-        };
         if view.leaf_free() >= size {
-            put(leaf, slot);
+            image::leaf_put(leaf.bytes_mut(), slot, key, data);
             return Some(SmallVec::new());
         }
-        let room = image::leaf_room(view);
-        let total = image::leaf_bytes(view, 0, n);
-        // Cuts so that the new item fits on one side, as evenly as possible. At the end of the
-        // leaf, keys are probably growing, so the left leaf stays full.
-        let best = if slot == n {
-            Some((n, false))
-        } else {
-            let mut best: Option<(usize, usize, bool)> = None;
-            for cut in 0..=n {
-                let left = image::leaf_bytes(view, 0, cut);
-                for new_left in [true, false] {
-                    let fits_side = if new_left { slot <= cut } else { slot >= cut };
-                    let l = left + if new_left { size } else { 0 };
-                    let r = total - left + if new_left { 0 } else { size };
-                    let nonempty = l > 0 && r > 0;
-                    if fits_side && nonempty && l <= room && r <= room {
-                        let skew = l.abs_diff(r);
-                        if best.is_none_or(|b| skew < b.0) {
-                            best = Some((skew, cut, new_left));
-                        }
-                    }
-                }
-            }
-            best.map(|(_, cut, new_left)| (cut, new_left))
-        };
-        match best {
-            Some((cut, new_left)) => {
-                let first = if cut < n && (new_left || slot > cut) {
-                    view.key(cut).expect("a slot within the leaf")
-                } else {
-                    *key
-                };
+        let cut = balance::cut_for(view, slot, size);
+        // The first item behind the cut gives the new leaf its key, unless the new item does.
+        let behind = |at: usize| view.key(at).expect("a slot within the leaf");
+        match cut {
+            Cut::Two { at, new_left } => {
+                let new_first = at == view.nritems() || !new_left && slot == at;
+                let first = if new_first { *key } else { behind(at) };
                 let mut right = self.new_node(0, first);
-                image::leaf_move_tail(leaf.bytes_mut(), cut, right.bytes_mut());
+                image::leaf_move_tail(leaf.bytes_mut(), at, right.bytes_mut());
                 if new_left {
-                    put(leaf, slot);
+                    image::leaf_put(leaf.bytes_mut(), slot, key, data);
                 } else {
-                    put(&mut right, slot - cut);
+                    image::leaf_put(right.bytes_mut(), slot - at, key, data);
                 }
                 Some(SmallVec::from_iter([Arc::new(right)]))
             }
-            None => {
-                // A large item between two large halves: it gets a leaf of its own.
-                let tail_first = view.key(slot).expect("the three-way case has items behind");
-                let mut tail = self.new_node(0, tail_first);
+            Cut::Three => {
+                let mut tail = self.new_node(0, behind(slot));
                 image::leaf_move_tail(leaf.bytes_mut(), slot, tail.bytes_mut());
                 let mut middle = self.new_node(0, *key);
-                put(&mut middle, 0);
+                image::leaf_put(middle.bytes_mut(), 0, key, data);
                 Some(SmallVec::from_iter([Arc::new(middle), Arc::new(tail)]))
             }
         }
@@ -457,6 +389,32 @@ impl<'a> Editor<'a> {
         }
         true
     }
+}
+
+/// Moves the first `count` items of the leaf at `slot` to the end of the leaf before it. `leaf` is
+/// a clone of that leaf.
+fn move_left(parent: &mut Node, slot: usize, leaf: Arc<Node>, count: usize) {
+    let left = Arc::make_mut(parent.child_mut(slot - 1));
+    image::leaf_append(left.bytes_mut(), leaf.bytes(), 0, count);
+    // Without the clone the leaf is not copied for the change.
+    drop(leaf);
+    image::leaf_remove(Arc::make_mut(parent.child_mut(slot)).bytes_mut(), 0, count);
+    refresh_key(parent, slot);
+}
+
+/// Moves the items of the leaf at `slot` from `from` on to the start of the leaf behind it. `leaf`
+/// is a clone of that leaf.
+fn move_right(parent: &mut Node, slot: usize, leaf: Arc<Node>, from: usize) {
+    let moved = leaf.view().nritems() - from;
+    let right = Arc::make_mut(parent.child_mut(slot + 1));
+    let behind = right.bytes().to_vec();
+    let count = right.view().nritems();
+    image::leaf_remove(right.bytes_mut(), 0, count);
+    image::leaf_append(right.bytes_mut(), leaf.bytes(), from, moved);
+    image::leaf_append(right.bytes_mut(), &behind, 0, count);
+    drop(leaf);
+    image::leaf_remove(Arc::make_mut(parent.child_mut(slot)).bytes_mut(), from, moved);
+    refresh_key(parent, slot + 1);
 }
 
 /// Bytes in use behind the header.

@@ -101,6 +101,12 @@ pub(crate) fn leaf_insert(buf: &mut [u8], slot: usize, key: &Key, size: usize) {
     set_nritems(buf, n + 1);
 }
 
+/// Adds an item before `slot`. As [`leaf_insert`].
+pub(crate) fn leaf_put(buf: &mut [u8], slot: usize, key: &Key, data: &[u8]) {
+    leaf_insert(buf, slot, key, data.len());
+    leaf_data_mut(buf, slot).copy_from_slice(data);
+}
+
 /// Removes `count` items from `slot` on.
 pub(crate) fn leaf_remove(buf: &mut [u8], slot: usize, count: usize) {
     let view = NodeView(buf);
@@ -192,9 +198,8 @@ pub(crate) fn leaf_append(target: &mut [u8], source: &[u8], from: usize, count: 
     for i in from..from + count {
         let item = &view.items()[i];
         let slot = NodeView(target).nritems();
-        leaf_insert(target, slot, &item.key.into(), item.size.get() as usize);
-        leaf_data_mut(target, slot)
-            .copy_from_slice(view.data(i).expect("a checked leaf's data lies inside"));
+        let data = view.data(i).expect("a checked leaf's data lies inside");
+        leaf_put(target, slot, &item.key.into(), data);
     }
 }
 

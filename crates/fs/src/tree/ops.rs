@@ -8,7 +8,7 @@ use crate::Result;
 use larder_format::Key;
 
 /// Keyed items, sorted by key. Keys are unique.
-pub trait TreeOps {
+pub(crate) trait TreeOps {
     /// Most bytes that one item can have.
     fn max_item_size(&self) -> usize;
     /// Data of an item.

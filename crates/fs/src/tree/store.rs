@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Reads of blocks by logical address, one copy at a time.
-pub trait BlockReader: Send + Sync + std::fmt::Debug {
+pub(crate) trait BlockReader: Send + Sync + std::fmt::Debug {
     /// Number of copies that the chunk at `at` keeps.
     fn copies(&self, at: Logical) -> usize;
     /// Reads one copy.
@@ -40,15 +40,15 @@ pub trait BlockReader: Send + Sync + std::fmt::Debug {
 
 /// What a parent says about a child, or what a root item or a superblock says about a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pointer {
+pub(crate) struct Pointer {
     /// Where.
-    pub at: Logical,
+    pub(crate) at: Logical,
     /// Which transaction wrote it.
-    pub generation: Generation,
+    pub(crate) generation: Generation,
     /// Its height.
-    pub level: u8,
+    pub(crate) level: u8,
     /// The parent's key for it; `None` for a root.
-    pub first_key: Option<Key>,
+    pub(crate) first_key: Option<Key>,
 }
 
 impl Pointer {
@@ -65,13 +65,13 @@ impl Pointer {
 
 /// Counters of the store.
 #[derive(Debug, Default)]
-pub struct StoreStats {
+pub(crate) struct StoreStats {
     /// Nodes found in the cache.
-    pub hits: AtomicU64,
+    pub(crate) hits: AtomicU64,
     /// Nodes read.
-    pub reads: AtomicU64,
+    pub(crate) reads: AtomicU64,
     /// Copies that were bad and had a good sibling.
-    pub bad_copies: AtomicU64,
+    pub(crate) bad_copies: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -84,7 +84,7 @@ impl Weighter<(Logical, Generation), Arc<Node>> for ByBytes {
 
 /// The cache and the way to what is not in it.
 #[derive(Debug)]
-pub struct NodeStore {
+pub(crate) struct NodeStore {
     reader: Arc<dyn BlockReader>,
     format: NodeFormat,
     csum: CsumType,
@@ -122,11 +122,11 @@ impl NodeStore {
         &self.format
     }
     /// Counters.
-    pub fn stats(&self) -> &StoreStats {
+    pub(crate) fn stats(&self) -> &StoreStats {
         &self.stats
     }
     /// Bytes that the cache holds.
-    pub fn cached_bytes(&self) -> u64 {
+    pub(crate) fn cached_bytes(&self) -> u64 {
         self.cache.weight()
     }
     /// Tells the store that a later transaction was published.

@@ -11,12 +11,13 @@
 //!
 //! All changes of one edit appear at once: a version has them all or none.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lock::{self, Exclusive, RwLock};
 use crate::tree::edit::Editor;
 use crate::tree::holds::{self, Begun, Holds};
 use crate::tree::image;
 use crate::tree::node::Node;
+use crate::tree::source::{BlockSource, EditStop, Need, blocks_for_splits};
 use crate::tree::store::{NodeStore, Pointer};
 use crate::tree::version::{Epoch, Item, Root, Version, child_pointer, child_slot};
 use larder_format::node::FLAG_RELOC;
@@ -25,94 +26,23 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// What an attempt to edit lacks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// A clean node that is not in memory.
-    Node(Pointer),
-    /// The committed reference count of a block.
-    Refs(Logical, u8),
-    /// This many addresses for new blocks.
-    Blocks(usize),
-    /// The transaction's notes. Another thread has locked them for longer than a moment, so it has
-    /// probably lost its processor.
-    Notes,
-}
-
-/// Why an attempt stopped.
-#[derive(Debug)]
-pub(crate) enum EditStop {
-    /// Something has to be fetched without the lock.
-    Need(Need),
-    /// It cannot be done.
-    Fail(Error),
-}
-impl From<Error> for EditStop {
-    fn from(e: Error) -> Self {
-        Self::Fail(e)
-    }
-}
-
-/// What a tree needs of space: new addresses, and a place to report blocks that come and go.
-///
-/// The methods other than `provide` are called with a tree's lock held. They must not wait.
-pub(crate) trait BlockSource {
-    /// The transaction that edits.
-    fn generation(&self) -> Generation;
-    /// The last published transaction.
-    fn published(&self) -> Generation;
-    /// Addresses at hand.
-    fn available(&self) -> usize;
-    /// Takes an address. The caller has asked `available`, so there is one.
-    fn take(&mut self) -> Logical;
-    /// Gives an unused address back.
-    fn untake(&mut self, at: Logical);
-    /// A buffer for a node.
-    fn buffer(&mut self) -> Arc<[u8]>;
-    /// A new block of `tree`.
-    fn created(&mut self, tree: TreeId, at: Logical, level: u8, first_key: Key);
-    /// `tree` has copied `old` to `new` and no longer uses `old`. `maybe_shared`: another tree may
-    /// use `old`, so its reference count has to be looked at.
-    fn copied(
-        &mut self,
-        tree: TreeId,
-        old: &Node,
-        new: Logical,
-        maybe_shared: bool,
-    ) -> Result<(), EditStop>;
-    /// `snapshot` is about to begin with the block `new`, a copy of `root`. `root` stays, so all
-    /// that it points to has two users from now on.
-    fn snapshot(&mut self, snapshot: TreeId, root: &Node, new: Logical) -> Result<(), EditStop>;
-    /// `tree` no longer uses a block that it made in this transaction.
-    fn dropped(&mut self, tree: TreeId, at: Logical, level: u8);
-    /// An edit failed after it had made some of its changes. Those stay in the tree.
-    fn half_done(&mut self, error: &Error);
-    /// Fetches what was missing. Called without any lock; may wait.
-    fn provide(&mut self, need: &Need) -> Result<()>;
-}
-
 /// Counters of all trees together.
 #[derive(Debug, Default)]
-pub struct TreeStats {
+pub(crate) struct TreeStats {
     /// Edits.
-    pub edits: AtomicU64,
+    pub(crate) edits: AtomicU64,
     /// Attempts that lacked something.
-    pub retries: AtomicU64,
+    pub(crate) retries: AtomicU64,
     /// How long edits locked trees.
     pub(crate) holds: Holds,
     /// Blocks copied to a new address.
-    pub cow: AtomicU64,
+    pub(crate) cow: AtomicU64,
     /// Height of the highest tree so far: what an item costs at worst grows with it.
-    pub tallest: AtomicU64,
+    pub(crate) tallest: AtomicU64,
 }
 
-/// Addresses that `growing` insertions or enlargements can need beyond the copies of their paths,
-/// in a tree whose root has this level. A leaf becomes three, every level above splits, and a root
-/// is added. An edit in which nothing grows may need one, for the root of a tree that becomes
-/// empty.
-pub(crate) fn blocks_for_splits(growing: usize, level: u8) -> usize {
-    growing * (2 + usize::from(level)) + growing / 16 + if growing > 0 { 3 } else { 1 }
-}
+/// Nodes that were fetched for an attempt, by address and transaction.
+type Fetched = HashMap<(Logical, Generation), Arc<Node>>;
 
 #[derive(Debug)]
 pub(crate) struct TreeState {
@@ -134,7 +64,7 @@ impl TreeState {
 
 /// A tree that changes.
 #[derive(Debug)]
-pub struct Tree {
+pub(crate) struct Tree {
     id: TreeId,
     store: Arc<NodeStore>,
     state: RwLock<TreeState, lock::TreeRoot>,
@@ -172,8 +102,7 @@ impl Tree {
         let generation = source.generation();
         let mut node = Node::fresh(source.buffer(), store.format(), at, generation, id, 0);
         for (slot, (key, data)) in items.iter().enumerate() {
-            image::leaf_insert(node.bytes_mut(), slot, key, data.len());
-            image::leaf_data_mut(node.bytes_mut(), slot).copy_from_slice(data);
+            image::leaf_put(node.bytes_mut(), slot, key, data);
         }
         source.created(id, at, 0, node.first_key().unwrap_or_default());
         let ptr = Pointer { at, generation, level: 0, first_key: None };
@@ -188,40 +117,28 @@ impl Tree {
     /// # Errors
     /// Reading, corruption, no space. Nothing that anybody can see has changed then.
     pub(crate) fn snapshot(&self, source: &mut dyn BlockSource, id: TreeId) -> Result<Self> {
-        let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
+        let mut held = Fetched::new();
         loop {
             let (mut state, begun) = self.lock();
-            let need = match self.try_snapshot(&mut state, source, id, &held) {
+            let stop = match self.try_snapshot(&mut state, source, id, &held) {
                 Ok(root) => {
                     let last_snapshot = source.generation();
                     state.last_snapshot = last_snapshot;
                     state.since.clear();
-                    let over = self.stats.holds.over(&begun);
-                    drop(state);
-                    self.stats.holds.note(self.id, &over);
+                    self.unlock(state, begun);
                     let state = TreeState { root, last_snapshot, since: HashSet::new() };
-                    let (store, stats) = (self.store.clone(), self.stats.clone());
                     return Ok(Self {
                         id,
-                        store,
+                        store: self.store.clone(),
                         state: RwLock::new(state),
                         blocks: AtomicI64::new(0),
-                        stats,
+                        stats: self.stats.clone(),
                     });
                 }
-                Err(EditStop::Fail(e)) => return Err(e),
-                Err(EditStop::Need(need)) => need,
+                Err(stop) => stop,
             };
-            let over = self.stats.holds.over(&begun);
-            drop(state);
-            self.stats.holds.note(self.id, &over);
-            match &need {
-                Need::Node(ptr) => {
-                    let node = self.store.get(ptr, self.id)?;
-                    held.insert((ptr.at, ptr.generation), node);
-                }
-                _ => source.provide(&need)?,
-            }
+            self.unlock(state, begun);
+            self.fetch(&stop.need()?, source, &mut held)?;
         }
     }
     fn try_snapshot(
@@ -229,7 +146,7 @@ impl Tree {
         state: &mut TreeState,
         source: &mut dyn BlockSource,
         id: TreeId,
-        held: &HashMap<(Logical, Generation), Arc<Node>>,
+        held: &Fetched,
     ) -> Result<Root, EditStop> {
         if source.available() < 2 {
             return Err(EditStop::Need(Need::Blocks(2)));
@@ -252,7 +169,7 @@ impl Tree {
     }
     /// Its id.
     #[must_use]
-    pub fn id(&self) -> TreeId {
+    pub(crate) fn id(&self) -> TreeId {
         self.id
     }
     /// The tree as it is now, as a version that never changes. The caller has entered the epoch
@@ -296,9 +213,7 @@ impl Tree {
             let clean = then.stripped();
             state.root.node = Some(clean);
         }
-        let over = self.stats.holds.over(&begun);
-        drop(state);
-        self.stats.holds.note(self.id, &over);
+        self.unlock(state, begun);
     }
 
     /// Locks the tree for a change.
@@ -310,6 +225,21 @@ impl Tree {
         });
         (state, holds::begin())
     }
+    /// Gives the lock back, and counts how long it was held.
+    fn unlock(&self, state: Exclusive<'_, TreeState>, begun: Begun) {
+        let over = self.stats.holds.over(&begun);
+        drop(state);
+        self.stats.holds.note(self.id, &over);
+    }
+    /// Provides what an attempt lacked. Nothing is locked.
+    fn fetch(&self, need: &Need, source: &mut dyn BlockSource, held: &mut Fetched) -> Result<()> {
+        if let Need::Node(ptr) = need {
+            let node = self.store.get(ptr, self.id)?;
+            held.insert((ptr.at, ptr.generation), node);
+            return Ok(());
+        }
+        source.provide(need)
+    }
 
     /// Looks one item up under the shared lock. The caller has entered the epoch before the call.
     ///
@@ -317,7 +247,7 @@ impl Tree {
     /// Reading or corruption; `WouldBlock` where the thread may not wait and a node is not in
     /// memory.
     pub(crate) fn get(&self, key: &Key, _epoch: &Epoch) -> Result<Option<Item>> {
-        let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
+        let mut held = Fetched::new();
         loop {
             let missing = {
                 let state = self.state.read();
@@ -365,29 +295,14 @@ impl Tree {
         growing: usize,
         change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
     ) -> Result<R> {
-        let mut held: HashMap<(Logical, Generation), Arc<Node>> = HashMap::new();
+        let mut held = Fetched::new();
         self.stats.edits.fetch_add(1, Ordering::Relaxed);
         loop {
             let (mut state, begun) = self.lock();
-            let need = match self.prepare(&mut state, source, keys, growing, &held) {
+            let stop = match self.prepare(&mut state, source, keys, growing, &held) {
                 Ok(()) => {
-                    // After a snapshot, neighbours may belong to the snapshot, too. So nothing is
-                    // tidied for the rest of that transaction.
-                    let tidy = !state.is_forced(source.generation());
-                    let mut editor =
-                        Editor::new(self.id, self.store.format(), &mut state.root, source, tidy);
-                    let result = change(&mut editor);
-                    if tidy && editor.shrunk {
-                        keys.iter().for_each(|key| editor.tidy(key));
-                    }
-                    self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
-                    let changed = editor.changed;
-                    self.stats
-                        .tallest
-                        .fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
-                    let over = self.stats.holds.over(&begun);
-                    drop(state);
-                    self.stats.holds.note(self.id, &over);
+                    let (result, changed) = self.change(&mut state, source, keys, change);
+                    self.unlock(state, begun);
                     if let Err(e) = &result
                         && changed
                     {
@@ -395,29 +310,41 @@ impl Tree {
                     }
                     return result;
                 }
-                Err(EditStop::Fail(e)) => return Err(e),
-                Err(EditStop::Need(need)) => need,
+                Err(stop) => stop,
             };
-            let over = self.stats.holds.over(&begun);
-            drop(state);
-            self.stats.holds.note(self.id, &over);
+            self.unlock(state, begun);
+            let need = stop.need()?;
             self.stats.retries.fetch_add(1, Ordering::Relaxed);
-            if let Need::Node(ptr) = &need {
-                let node = self.store.get(ptr, self.id)?;
-                held.insert((ptr.at, ptr.generation), node);
-            } else {
-                source.provide(&need)?;
-            }
+            self.fetch(&need, source, &mut held)?;
         }
+    }
+
+    /// Runs the caller's changes on paths that are writable. Returns what came of them, and whether
+    /// they have changed anything.
+    fn change<R>(
+        &self,
+        state: &mut TreeState,
+        source: &mut dyn BlockSource,
+        keys: &[Key],
+        change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
+    ) -> (Result<R>, bool) {
+        // After a snapshot, neighbours may belong to the snapshot, too. So nothing is tidied for
+        // the rest of that transaction.
+        let tidy = !state.is_forced(source.generation());
+        let mut editor = Editor::new(self.id, self.store.format(), &mut state.root, source, tidy);
+        let result = change(&mut editor);
+        if tidy && editor.shrunk {
+            keys.iter().for_each(|key| editor.tidy(key));
+        }
+        self.blocks.fetch_add(editor.blocks, Ordering::Relaxed);
+        let changed = editor.changed;
+        self.stats.tallest.fetch_max(u64::from(state.root.ptr.level), Ordering::Relaxed);
+        (result, changed)
     }
 
     /// The node that a pointer means, from the nodes that were fetched for this attempt or from the
     /// cache.
-    fn at_hand(
-        &self,
-        ptr: &Pointer,
-        held: &HashMap<(Logical, Generation), Arc<Node>>,
-    ) -> Option<Arc<Node>> {
+    fn at_hand(&self, ptr: &Pointer, held: &Fetched) -> Option<Arc<Node>> {
         let held = held.get(&(ptr.at, ptr.generation)).filter(|node| ptr.means(node, self.id));
         held.cloned().or_else(|| self.store.peek(ptr, self.id))
     }
@@ -429,7 +356,7 @@ impl Tree {
         source: &mut dyn BlockSource,
         keys: &[Key],
         growing: usize,
-        held: &HashMap<(Logical, Generation), Arc<Node>>,
+        held: &Fetched,
     ) -> Result<(), EditStop> {
         let level = state.root.ptr.level;
         let splits = blocks_for_splits(growing, level);
@@ -463,7 +390,7 @@ impl Tree {
         &self,
         state: &mut TreeState,
         source: &mut dyn BlockSource,
-        held: &HashMap<(Logical, Generation), Arc<Node>>,
+        held: &Fetched,
     ) -> Result<(), EditStop> {
         let generation = source.generation();
         // If a root of this generation is not in memory, the image is damaged: the roots that we
@@ -492,7 +419,7 @@ impl Tree {
         state: &mut TreeState,
         source: &mut dyn BlockSource,
         key: &Key,
-        held: &HashMap<(Logical, Generation), Arc<Node>>,
+        held: &Fetched,
     ) -> Result<Option<Key>, EditStop> {
         let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(EditStop::Need(Need::Node(*ptr)));
         let generation = source.generation();

@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 /// free. Its holder may wait for locks, nodes and devices, but neither for space nor for a commit:
 /// both may be waiting for its end.
 #[derive(Debug, Clone)]
-pub struct Epoch(#[allow(dead_code)] Arc<Stretch>);
+pub(crate) struct Epoch(#[allow(dead_code)] Arc<Stretch>);
 
 /// What the clones of an epoch share. Its end wakes the threads that wait for it.
 #[derive(Debug)]
@@ -98,9 +98,9 @@ pub(crate) struct Root {
 
 /// An item: its key, and the leaf that holds its data.
 #[derive(Debug, Clone)]
-pub struct Item {
+pub(crate) struct Item {
     /// Key.
-    pub key: Key,
+    pub(crate) key: Key,
     leaf: Arc<Node>,
     slot: usize,
 }
@@ -111,17 +111,12 @@ impl Item {
     }
     /// Data of the item.
     #[must_use]
-    pub fn data(&self) -> &[u8] {
+    pub(crate) fn data(&self) -> &[u8] {
         self.leaf.view().data(self.slot).unwrap_or_default()
-    }
-    /// Transaction that wrote the leaf.
-    #[must_use]
-    pub fn leaf_generation(&self) -> Generation {
-        self.leaf.generation()
     }
     /// Address of the leaf.
     #[must_use]
-    pub fn leaf_address(&self) -> Logical {
+    pub(crate) fn leaf_address(&self) -> Logical {
         self.leaf.address()
     }
     /// All bytes of the leaf.
@@ -151,10 +146,12 @@ pub(crate) fn child_slot(node: &Node, key: &Key) -> usize {
 
 /// An unchanging tree.
 #[derive(Debug, Clone)]
-pub struct Version {
+pub(crate) struct Version {
     pub(crate) tree: TreeId,
     pub(crate) root: Root,
     pub(crate) store: Arc<NodeStore>,
+    /// Keeps freed space from being reused, as long as it lives.
+    #[allow(dead_code)]
     pub(crate) epoch: Epoch,
 }
 
@@ -165,18 +162,13 @@ impl Version {
     }
     /// Which tree this is a version of.
     #[must_use]
-    pub fn tree(&self) -> TreeId {
+    pub(crate) fn tree(&self) -> TreeId {
         self.tree
     }
     /// Height of the root.
     #[must_use]
-    pub fn level(&self) -> u8 {
+    pub(crate) fn level(&self) -> u8 {
         self.root.ptr.level
-    }
-    /// Keeps freed space from being reused, as long as it lives.
-    #[must_use]
-    pub fn epoch(&self) -> Epoch {
-        self.epoch.clone()
     }
     /// How many blocks the tree has at most, from its root alone: exact up to level 1.
     ///
@@ -206,7 +198,7 @@ impl Version {
     ///
     /// # Errors
     /// Reading or corruption.
-    pub fn get(&self, key: &Key) -> Result<Option<Item>> {
+    pub(crate) fn get(&self, key: &Key) -> Result<Option<Item>> {
         let leaf = self.leaf(key)?;
         Ok(leaf.view().search(key).ok().and_then(|slot| Item::at(&leaf, slot)))
     }
@@ -295,7 +287,7 @@ impl Version {
     ///
     /// # Errors
     /// Reading or corruption.
-    pub fn seek(&self, key: &Key) -> Result<Cursor> {
+    pub(crate) fn seek(&self, key: &Key) -> Result<Cursor> {
         let mut path = Vec::with_capacity(usize::from(self.level()) + 1);
         let mut node = self.root_node()?;
         while node.level() > 0 {
@@ -318,7 +310,7 @@ impl Version {
     ///
     /// # Errors
     /// Reading or corruption.
-    pub fn at_or_before(&self, key: &Key) -> Result<Option<Item>> {
+    pub(crate) fn at_or_before(&self, key: &Key) -> Result<Option<Item>> {
         // Nearly always the item is in this leaf, and no path is needed.
         let leaf = self.leaf(key)?;
         match leaf.view().search(key) {
@@ -336,7 +328,7 @@ impl Version {
     ///
     /// # Errors
     /// Reading or corruption.
-    pub fn at_or_after(&self, key: &Key) -> Result<Option<Item>> {
+    pub(crate) fn at_or_after(&self, key: &Key) -> Result<Option<Item>> {
         let leaf = self.leaf(key)?;
         let slot = leaf.view().search(key).unwrap_or_else(|slot| slot);
         match Item::at(&leaf, slot) {
@@ -348,7 +340,7 @@ impl Version {
     ///
     /// # Errors
     /// Reading or corruption, or what `each` says.
-    pub fn scan(
+    pub(crate) fn scan(
         &self,
         from: &Key,
         to: &Key,
@@ -392,7 +384,7 @@ impl crate::tree::TreeOps for Version {
 
 /// A place between two items of a version.
 #[derive(Debug, Clone)]
-pub struct Cursor {
+pub(crate) struct Cursor {
     version: Version,
     /// Root first. The leaf's slot is that of the next item; it may be one past the end.
     path: Vec<(Arc<Node>, usize)>,
@@ -401,7 +393,7 @@ pub struct Cursor {
 impl Cursor {
     /// The next item within this leaf, without moving.
     #[must_use]
-    pub fn peek(&self) -> Option<Item> {
+    pub(crate) fn peek(&self) -> Option<Item> {
         let (leaf, slot) = self.path.last()?;
         Item::at(leaf, *slot)
     }
@@ -410,7 +402,7 @@ impl Cursor {
     /// # Errors
     /// Reading or corruption.
     #[allow(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Result<Option<Item>> {
+    pub(crate) fn next(&mut self) -> Result<Option<Item>> {
         loop {
             let (leaf, slot) = self.path.last_mut().expect("a path has a leaf");
             if let Some(item) = Item::at(leaf, *slot) {
@@ -426,7 +418,7 @@ impl Cursor {
     ///
     /// # Errors
     /// Reading or corruption.
-    pub fn prev(&mut self) -> Result<Option<Item>> {
+    pub(crate) fn prev(&mut self) -> Result<Option<Item>> {
         loop {
             let (leaf, slot) = self.path.last_mut().expect("a path has a leaf");
             if *slot > 0 {

@@ -88,7 +88,7 @@ impl DataState {
     fn presses(&self, core: &Core, who: Writer) -> bool {
         let files = self.files.load(Ordering::Relaxed);
         let unheld = || core.space.accounts.unheld(SpaceKind::Metadata);
-        files > 0 && files * core.item_cost(2, 2) > who.share_of_metadata() * unheld()
+        files > 0 && files * core.item_cost(2) > who.share_of_metadata() * unheld()
     }
     pub(super) fn wake_workers(&self, core: &Core) {
         let (dirty, usual) = (self.dirty.load(Ordering::Acquire), Thresholds::of(budget(core)));

@@ -6,6 +6,7 @@ use crate::api::{FileKind, InodeId, NewInode};
 use crate::engine::Core;
 use crate::mkfs::{MkfsOptions, Profile, mkfs};
 use crate::{Filesystem, SpaceUsage};
+use larder_format::Physical;
 use larder_volume::{Device, FileDevice};
 use parking_lot::Condvar;
 use std::thread;
@@ -216,7 +217,7 @@ fn who_waits_for_metadata_holds_none_that_others_wait_for() {
     let files: Vec<InodeId> = (0..6).map(|n| w.file(&format!("file{n}"))).collect();
     w.fs.sync().unwrap();
     let accounts = &w.core().space.accounts;
-    let one = w.core().item_cost(2, 2) + w.core().item_cost(1, 1);
+    let one = w.core().item_cost(2) + w.core().item_cost(1);
     let figures = accounts.figures(SpaceKind::Metadata);
     // Beside that there is room for what becomes used and what is noted for the commit, but not for
     // a second writer.

@@ -13,8 +13,8 @@ type Model = BTreeMap<Logical, (ExtentKind, BTreeMap<ExtentRef, u32>)>;
 const SKINNY: ExtentFeatures = ExtentFeatures { skinny: true, nodesize: 4096 };
 const A: Logical = Logical(1 << 20);
 
-fn data(root: u64, objectid: u64, offset: u64) -> ExtentRef {
-    ExtentRef::data(ObjectId(root), ObjectId(objectid), FileOffset(offset), 0)
+fn data(root: u64, inode: ObjectId, offset: u64) -> ExtentRef {
+    ExtentRef::data(ObjectId(root), inode, FileOffset(offset), 0)
 }
 fn tree_ref(root: u64) -> ExtentRef {
     ExtentRef::TreeBlock { root: ObjectId(root) }
@@ -120,7 +120,13 @@ fn wrong_references_are_reported() {
     let mut t = MapTree::default();
     apply(&mut t, SKINNY, A, &head(kind, true, &[(tree_ref(5), 1)])).unwrap();
     let data_at = A.plus(4096);
-    apply(&mut t, SKINNY, data_at, &head(ExtentKind::Data, true, &[(data(5, 257, 0), 2)])).unwrap();
+    apply(
+        &mut t,
+        SKINNY,
+        data_at,
+        &head(ExtentKind::Data, true, &[(data(5, ObjectId(257), 0), 2)]),
+    )
+    .unwrap();
     let fails = |at: Logical, h: &RefHead| {
         let mut t = t.clone();
         let e = apply(&mut t, SKINNY, at, h).unwrap_err();
@@ -131,17 +137,20 @@ fn wrong_references_are_reported() {
     fails(A, &head(kind, false, &[(tree_ref(5), -2)]));
     fails(A, &head(kind, false, &[(shared(7), 2)]));
     fails(A, &head(kind, true, &[(tree_ref(6), 1)]));
-    fails(A, &head(ExtentKind::Data, false, &[(data(5, 257, 0), 1)]));
-    fails(data_at, &head(ExtentKind::Data, false, &[(data(5, 257, 0), -3)]));
-    fails(data_at, &head(ExtentKind::Data, false, &[(data(5, 258, 0), -1)]));
-    fails(data_at, &head(ExtentKind::Data, false, &[(data(5, 258, 0), i64::from(u32::MAX) + 1)]));
+    fails(A, &head(ExtentKind::Data, false, &[(data(5, ObjectId(257), 0), 1)]));
+    fails(data_at, &head(ExtentKind::Data, false, &[(data(5, ObjectId(257), 0), -3)]));
+    fails(data_at, &head(ExtentKind::Data, false, &[(data(5, ObjectId(258), 0), -1)]));
+    fails(
+        data_at,
+        &head(ExtentKind::Data, false, &[(data(5, ObjectId(258), 0), i64::from(u32::MAX) + 1)]),
+    );
     fails(data_at, &head(kind, false, &[(tree_ref(5), 1)]));
-    fails(data_at.plus(4096), &head(ExtentKind::Data, false, &[(data(5, 257, 0), 1)]));
+    fails(data_at.plus(4096), &head(ExtentKind::Data, false, &[(data(5, ObjectId(257), 0), 1)]));
     // New extents that overlap the first or the second.
-    let mut long = head(ExtentKind::Data, true, &[(data(5, 1, 0), 1)]);
+    let mut long = head(ExtentKind::Data, true, &[(data(5, ObjectId(1), 0), 1)]);
     long.num_bytes = 8192;
     fails(Logical(A.0 - 4096), &long);
-    fails(A.plus(2048), &head(ExtentKind::Data, true, &[(data(5, 1, 0), 1)]));
+    fails(A.plus(2048), &head(ExtentKind::Data, true, &[(data(5, ObjectId(1), 0), 1)]));
     assert_eq!(
         apply(&mut t, SKINNY, data_at.plus(4096), &head(kind, true, &[])).unwrap(),
         Applied::NeverUsed
@@ -151,7 +160,7 @@ fn wrong_references_are_reported() {
 #[test]
 fn malformed_items_are_reported() {
     let mut good = MapTree::default();
-    let refs: Vec<_> = (0..40).map(|i| (data(5, 257 + i, 0), 1)).collect();
+    let refs: Vec<_> = (0..40).map(|i| (data(5, ObjectId(257 + i), 0), 1)).collect();
     apply(&mut good, SKINNY, A, &head(ExtentKind::Data, true, &refs)).unwrap();
     let all_gone: Vec<_> = refs.iter().map(|(k, d)| (*k, -d)).collect();
     for key in good.0.keys() {
@@ -177,12 +186,13 @@ fn malformed_items_are_reported() {
 
 /// Two data references of one hash.
 fn colliding() -> [ExtentRef; 2] {
-    let mut seen: HashMap<u64, (u64, u64)> = HashMap::new();
+    let mut seen: HashMap<u64, (ObjectId, u64)> = HashMap::new();
     for i in 0..4_000_000u64 {
-        let (objectid, offset) = (257 + (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40), i << 12);
-        let hash = data_ref_hash(ObjectId(5), ObjectId(objectid), FileOffset(offset));
-        if let Some((o, f)) = seen.insert(hash, (objectid, offset)) {
-            return [data(5, o, f), data(5, objectid, offset)];
+        let inode = ObjectId(257 + (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40));
+        let offset = i << 12;
+        let hash = data_ref_hash(ObjectId(5), inode, FileOffset(offset));
+        if let Some((other, at)) = seen.insert(hash, (inode, offset)) {
+            return [data(5, other, at), data(5, inode, offset)];
         }
     }
     panic!("no collision found");
@@ -194,7 +204,7 @@ fn colliding_hashes_take_the_next_offset() {
     assert_eq!(a.sequence(), b.sequence());
     // Fill the item so that all further references are keyed.
     let mut t = MapTree::default();
-    let fill: Vec<_> = (0..6).map(|i| (data(7, 1000 + i, 0), 1)).collect();
+    let fill: Vec<_> = (0..6).map(|i| (data(7, ObjectId(1000 + i), 0), 1)).collect();
     apply(&mut t, SKINNY, A, &head(ExtentKind::Data, true, &fill)).unwrap();
     for key in [a, b, b] {
         apply(&mut t, SKINNY, A, &head(ExtentKind::Data, false, &[(key, 1)])).unwrap();
@@ -224,7 +234,7 @@ fn random_ref(kind: ExtentKind, n: u64) -> ExtentRef {
         ExtentKind::Data if n.is_multiple_of(4) => {
             ExtentRef::SharedData { parent: Logical(n << 14) }
         }
-        ExtentKind::Data => data(5 + n % 3, 257 + n, 0u64.wrapping_sub(n << 12)),
+        ExtentKind::Data => data(5 + n % 3, ObjectId(257 + n), 0u64.wrapping_sub(n << 12)),
         ExtentKind::TreeBlock { .. } if n.is_multiple_of(3) => shared(n << 14),
         ExtentKind::TreeBlock { .. } => tree_ref(256 + n),
     }

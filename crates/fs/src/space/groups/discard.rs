@@ -11,12 +11,9 @@
 
 use super::{BlockGroup, Groups};
 use crate::space::Run;
+use crate::space::free_index::Lengths;
 use larder_format::{Logical, SECTOR_SIZE};
 use std::sync::Arc;
-
-fn between(from: u64, to: u64) -> Option<Run> {
-    (from < to).then(|| Run::new(Logical(from), to - from))
-}
 
 impl Groups {
     /// Makes a pinned run free, except the granules of `granule` bytes that are then free as a
@@ -25,51 +22,51 @@ impl Groups {
     ///
     /// # Panics
     /// When the run was not pinned.
-    pub fn pin_granules(&self, run: Run, granule: u64) -> Option<Run> {
+    pub(crate) fn pin_granules(&self, run: Run, granule: u64) -> Option<Run> {
         let group = self.find_run(run).expect("space of a known group");
-        let base = group.run.start.0;
-        let floor = |at: u64| base + (at - base) / granule * granule;
-        let ceil =
-            |at: u64| (base + (at - base).div_ceil(granule) * granule).min(group.run.end().0);
-        let (start, end) = (run.start.0, run.end().0);
+        let base = group.run.start;
+        let floor = |at: Logical| base.plus((at.0 - base.0) / granule * granule);
+        let ceil = |at: Logical| {
+            base.plus((at.0 - base.0).div_ceil(granule) * granule).min(group.run.end())
+        };
+        let (start, end) = (run.start, run.end());
         let mut s = group.state.lock();
-        let free = |from, to| match between(from, to) {
+        let free = |from, to| match Run::between(from, to) {
             Some(part) => !s.read_only && s.free.is_free(part),
             None => true,
         };
         let mut from = if free(floor(start), start) { floor(start) } else { ceil(start) };
         let mut to = if free(end, ceil(end)) { ceil(end) } else { floor(end) };
         if from < to {
-            let more = start.saturating_sub(from) + to.saturating_sub(end);
+            let more = start.0.saturating_sub(from.0) + to.0.saturating_sub(end.0);
             if more > 0 && !self.space.try_pin(group.kind(), more) {
                 // What was free before is promised: it is left out.
                 (from, to) = (from.max(ceil(start)), to.min(floor(end)));
             }
         }
-        let found = between(from, to);
-        if let Some(found) = found {
-            for part in [between(from, start), between(end, to)].into_iter().flatten() {
-                s.free.remove_range(part);
-                s.pinned += part.len;
-            }
-            group.check(&s);
-            drop(s);
-            // The ends belong to granules that are not free.
-            for part in
-                [between(start, found.start.0.min(end)), between(found.end().0.max(start), end)]
-            {
-                part.into_iter().for_each(|part| self.unpin(part));
-            }
-        } else {
+        let Some(found) = Run::between(from, to) else {
             drop(s);
             self.unpin(run);
+            return None;
+        };
+        for part in [Run::between(from, start), Run::between(end, to)].into_iter().flatten() {
+            s.free.remove_range(part);
+            s.pinned += part.len;
         }
-        found
+        group.check(&s);
+        drop(s);
+        // The ends belong to granules that are not free.
+        for rest in
+            [Run::between(start, found.start.min(end)), Run::between(found.end().max(start), end)]
+        {
+            rest.into_iter().for_each(|rest| self.unpin(rest));
+        }
+        Some(found)
     }
 
     /// Finds the first free run of `group` of which at least `min` bytes lie in `range`. Returns
     /// the part that does.
-    pub fn next_free(&self, group: &BlockGroup, range: Run, min: u64) -> Option<Run> {
+    pub(crate) fn next_free(&self, group: &BlockGroup, range: Run, min: u64) -> Option<Run> {
         let s = group.state.lock();
         if s.read_only || s.removed {
             return None;
@@ -84,11 +81,10 @@ impl Groups {
         }
     }
 
-    /// Pins free space of `group` within `range`: the first `most` bytes of its first run of at
-    /// least `min` bytes, or fewer if less is promised to nothing. `None` means that there is no
-    /// more. Sectors that lie in `range` only in part are pinned whole, because space is free by
-    /// whole sectors only.
-    pub fn pin_free(&self, group: &BlockGroup, range: Run, min: u64, most: u64) -> Option<Run> {
+    /// Pins free space of `group` within `range`: the start of its first run that is long enough,
+    /// or less if less is promised to nothing. `None` means that there is no more. Sectors that lie
+    /// in `range` only in part are pinned whole, because space is free by whole sectors only.
+    pub(crate) fn pin_free(&self, group: &BlockGroup, range: Run, wanted: Lengths) -> Option<Run> {
         let mut s = group.state.lock();
         let mut at = range.start;
         loop {
@@ -97,13 +93,14 @@ impl Groups {
             if s.read_only || s.removed {
                 return None;
             }
-            if run.len < min {
+            if run.len < wanted.least {
                 continue;
             }
             let sector = u64::from(SECTOR_SIZE);
             let whole = s.free.next_from(Logical(run.start.0 / sector * sector))?;
-            let mut len =
-                (run.end().0.next_multiple_of(sector) - whole.start.0).min(whole.len).min(most);
+            let mut len = (run.end().0.next_multiple_of(sector) - whole.start.0)
+                .min(whole.len)
+                .min(wanted.most);
             while len > 0 && !self.space.try_pin(group.kind(), len) {
                 len = len / 2 / sector * sector;
             }
@@ -122,13 +119,13 @@ impl Groups {
     ///
     /// # Panics
     /// When the run was not pinned.
-    pub fn discarded(&self, run: Run) {
+    pub(crate) fn discarded(&self, run: Run) {
         self.unpinned(run, true);
     }
 
     /// Groups in which space was freed and not discarded since the last call.
     #[must_use]
-    pub fn take_undiscarded(&self) -> Vec<Arc<BlockGroup>> {
+    pub(crate) fn take_undiscarded(&self) -> Vec<Arc<BlockGroup>> {
         let all = self.all().into_iter();
         all.filter(|g| std::mem::take(&mut g.state.lock().undiscarded)).collect()
     }

@@ -14,7 +14,7 @@ use larder_format::{Generation, Key, KeyType, Logical, ObjectId};
 use larder_volume::MappedChunk;
 
 /// Where the free space of the groups is recorded.
-pub enum FreeSource<'a> {
+pub(crate) enum FreeSource<'a> {
     /// In a valid free-space tree.
     Tree(&'a mut dyn TreeOps),
     /// Nowhere (no free-space tree, a v1 cache, an invalid tree): the extent tree has to be read.
@@ -32,12 +32,12 @@ impl std::fmt::Debug for FreeSource<'_> {
 
 /// A group that was read.
 #[derive(Debug)]
-pub struct Loaded {
+pub(crate) struct Loaded {
     /// The group.
-    pub group: BlockGroup,
+    pub(crate) group: BlockGroup,
     /// The free-space tree's record of it is wrong. It has to be rebuilt before it is edited, with
     /// [`scan_used`] and [`free_space_tree::new_group`].
-    pub rebuild_free_space: bool,
+    pub(crate) rebuild_free_space: bool,
 }
 
 /// Reads the block group of one chunk. `items` is the tree that has the block group items
@@ -46,7 +46,7 @@ pub struct Loaded {
 /// # Errors
 /// `Corrupt` when the item is missing or does not fit the chunk, or when its `used` is not what the
 /// extent tree holds.
-pub fn load(
+pub(crate) fn load(
     chunk: &MappedChunk,
     items: &mut dyn TreeOps,
     items_tree: ObjectId,
@@ -116,7 +116,7 @@ pub fn load(
 ///
 /// # Errors
 /// `Corrupt` when extents overlap or leave the group.
-pub fn scan_used(extents: &mut dyn TreeOps, nodesize: u32, group: Run) -> Result<Vec<Run>> {
+pub(crate) fn scan_used(extents: &mut dyn TreeOps, nodesize: u32, group: Run) -> Result<Vec<Run>> {
     let mut out: Vec<Run> = Vec::new();
     let mut from = Key::new(group.start, KeyType(0), 0);
     while let Some((key, _)) = extents.at_or_after(&from)? {

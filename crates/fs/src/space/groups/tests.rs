@@ -10,17 +10,18 @@ use larder_format::items::{BlockGroupItem, ExtentRef};
 use larder_format::{DeviceId, FileOffset, Key, KeyType, ObjectId, Physical};
 use larder_volume::{MappedChunk, Stripe};
 use proptest::prelude::*;
+use std::ops::Range;
 use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;
 const NODE: u32 = 16384;
 const ANY: Generation = Generation(u64::MAX);
 
-fn run(start: u64, len: u64) -> Run {
-    Run::new(Logical(start), len)
+fn run(bytes: Range<u64>) -> Run {
+    Run::between(Logical(bytes.start), Logical(bytes.end)).expect("not empty")
 }
-fn group(start: u64, len: u64, flags: BlockGroupFlags, created: u64) -> BlockGroup {
-    BlockGroup::empty(run(start, len), flags, Generation(created), &[])
+fn group(bytes: Range<u64>, flags: BlockGroupFlags, created: u64) -> BlockGroup {
+    BlockGroup::empty(run(bytes), flags, Generation(created), &[])
 }
 fn groups(list: Vec<BlockGroup>) -> Groups {
     let groups = Groups::new(Space::new(false), NODE);
@@ -34,35 +35,36 @@ fn meta(g: &Groups, bytes: u64) -> Reservation {
 #[test]
 fn the_last_bytes_of_a_granule_take_the_rest_along() {
     const K: u64 = 1024;
-    let g = groups(vec![group(16 * MIB, MIB + 32 * K, BlockGroupFlags::DATA, 1)]);
+    let g = groups(vec![group(16 * MIB..16 * MIB + MIB + 32 * K, BlockGroupFlags::DATA, 1)]);
     let mut r = g.space().reserve(SpaceKind::Data, MIB).unwrap();
-    let all = g.allocate_data(MIB, MIB, ANY, &mut r).unwrap();
+    let all = g.allocate_data(Lengths::exactly(MIB), ANY, &mut r).unwrap();
     assert_eq!(all.start, Logical(16 * MIB));
-    let at = |from: u64, len: u64| run(16 * MIB + from * K, len * K);
+    let at = |part: Range<u64>| run(16 * MIB + part.start * K..16 * MIB + part.end * K);
     let free = |part: Run| {
         g.pin(part).unwrap();
         g.pin_granules(part, 64 * K)
     };
-    assert_eq!(free(at(0, 20)), None, "the rest of it is allocated");
-    assert_eq!(free(at(40, 24)), None);
-    assert_eq!(free(at(20, 20)), Some(at(0, 64)), "with what was free before");
-    g.discarded(at(0, 64));
-    assert_eq!(free(at(100, 200)), Some(at(128, 128)), "whole ones of a longer run");
+    assert_eq!(free(at(0..20)), None, "the rest of it is allocated");
+    assert_eq!(free(at(40..64)), None);
+    assert_eq!(free(at(20..40)), Some(at(0..64)), "with what was free before");
+    g.discarded(at(0..64));
+    assert_eq!(free(at(100..300)), Some(at(128..256)), "whole ones of a longer run");
     assert_eq!(g.space().figures(SpaceKind::Data).pinned, 128 * K, "the rest is free at once");
-    g.discarded(at(128, 128));
+    g.discarded(at(128..256));
     // The last granule of the group is a short one.
-    assert_eq!(free(at(1000, 24)), None);
-    assert_eq!(free(at(960, 40)), Some(at(960, 64)));
-    g.discarded(at(960, 64));
+    assert_eq!(free(at(1000..1024)), None);
+    assert_eq!(free(at(960..1000)), Some(at(960..1024)));
+    g.discarded(at(960..1024));
     let undiscarded = g.take_undiscarded();
     assert_eq!(undiscarded.len(), 1, "some of it was not discarded");
     assert!(g.take_undiscarded().is_empty());
     // Space that was promised stays where it can be had.
     let left = g.space().figures(SpaceKind::Data).free();
     let promise = g.space().reserve(SpaceKind::Data, left).unwrap();
-    assert_eq!(free(at(64, 36)), None);
+    assert_eq!(free(at(64..100)), None);
     assert_eq!(
-        g.pin_free(&g.find(all.start).unwrap(), all, 1, MIB).map(|r| r.len),
+        g.pin_free(&g.find(all.start).unwrap(), all, Lengths { most: MIB, least: 1 })
+            .map(|r| r.len),
         Some(36 * K),
         "not promised"
     );
@@ -72,17 +74,17 @@ fn the_last_bytes_of_a_granule_take_the_rest_along() {
 
 #[test]
 fn free_space_is_pinned_in_whole_sectors() {
-    let g = groups(vec![group(16 * MIB, MIB, BlockGroupFlags::DATA, 1)]);
+    let g = groups(vec![group(16 * MIB..17 * MIB, BlockGroupFlags::DATA, 1)]);
     let all = g.find(Logical(16 * MIB)).unwrap();
-    let odd = run(16 * MIB + 4097, 8000);
+    let odd = run(16 * MIB + 4097..16 * MIB + 12097);
     assert_eq!(g.next_free(&all, odd, 8000), Some(odd));
     assert_eq!(g.next_free(&all, odd, 8001), None);
-    let pinned = g.pin_free(&all, odd, 1, MIB).unwrap();
-    assert_eq!(pinned, run(16 * MIB + 4096, 8192));
+    let pinned = g.pin_free(&all, odd, Lengths { most: MIB, least: 1 }).unwrap();
+    assert_eq!(pinned, run(16 * MIB + 4096..16 * MIB + 12288));
     // The rest of a sector is not handed out meanwhile.
     let mut r = g.space().reserve(SpaceKind::Data, MIB - 8192).unwrap();
     while r.bytes() > 0 {
-        let got = g.allocate_data(r.bytes(), 4096, ANY, &mut r).unwrap();
+        let got = g.allocate_data(Lengths { most: r.bytes(), least: 4096 }, ANY, &mut r).unwrap();
         assert!(got.start.0.is_multiple_of(4096) && got.len.is_multiple_of(4096), "{got:?}");
     }
     g.discarded(pinned);
@@ -92,38 +94,53 @@ fn free_space_is_pinned_in_whole_sectors() {
 #[test]
 fn data_is_sequential_and_falls_back_to_the_longest_piece() {
     let g = groups(vec![
-        group(16 * MIB, 8 * MIB, BlockGroupFlags::DATA, 1),
-        group(64 * MIB, 4 * MIB, BlockGroupFlags::DATA, 1),
-        group(128 * MIB, 4 * MIB, BlockGroupFlags::METADATA, 1),
+        group(16 * MIB..24 * MIB, BlockGroupFlags::DATA, 1),
+        group(64 * MIB..68 * MIB, BlockGroupFlags::DATA, 1),
+        group(128 * MIB..132 * MIB, BlockGroupFlags::METADATA, 1),
     ]);
     let mut r = g.space().reserve(SpaceKind::Data, 12 * MIB).unwrap();
     let mut at = 16 * MIB;
     for _ in 0..3 {
-        assert_eq!(g.allocate_data(2 * MIB, 4096, ANY, &mut r).unwrap(), run(at, 2 * MIB));
+        assert_eq!(
+            g.allocate_data(Lengths { most: 2 * MIB, least: 4096 }, ANY, &mut r).unwrap(),
+            run(at..at + 2 * MIB)
+        );
         at += 2 * MIB;
     }
-    assert_eq!(g.allocate_data(3 * MIB, 4096, ANY, &mut r).unwrap(), run(64 * MIB, 3 * MIB));
     assert_eq!(
-        g.allocate_data(3 * MIB, 4096, ANY, &mut r).unwrap(),
-        run(22 * MIB, 2 * MIB),
+        g.allocate_data(Lengths { most: 3 * MIB, least: 4096 }, ANY, &mut r).unwrap(),
+        run(64 * MIB..67 * MIB)
+    );
+    assert_eq!(
+        g.allocate_data(Lengths { most: 3 * MIB, least: 4096 }, ANY, &mut r).unwrap(),
+        run(22 * MIB..24 * MIB),
         "the longest"
     );
-    assert_eq!(g.allocate_data(3 * MIB, 2 * MIB, ANY, &mut r), Err(NeedChunk(SpaceKind::Data)));
+    assert_eq!(
+        g.allocate_data(Lengths { most: 3 * MIB, least: 2 * MIB }, ANY, &mut r),
+        Err(NeedChunk(SpaceKind::Data))
+    );
     assert_eq!(r.bytes(), MIB);
     let figures = g.space().figures(SpaceKind::Data);
     assert_eq!((figures.used, figures.reserved, figures.free()), (11 * MIB, MIB, MIB));
     // Freed, it is pinned first.
-    g.pin(run(16 * MIB, 2 * MIB)).unwrap();
-    assert_eq!(g.allocate_data(2 * MIB, 2 * MIB, ANY, &mut r), Err(NeedChunk(SpaceKind::Data)));
-    g.unpin(run(16 * MIB, 2 * MIB));
-    assert_eq!(g.allocate_data(MIB, MIB, ANY, &mut r).unwrap().start, Logical(16 * MIB));
-    assert!(g.pin(run(16 * MIB, 8 * MIB)).is_err(), "more than is allocated");
-    assert!(g.pin(run(23 * MIB, 2 * MIB)).is_err(), "across the border");
+    g.pin(run(16 * MIB..18 * MIB)).unwrap();
+    assert_eq!(
+        g.allocate_data(Lengths::exactly(2 * MIB), ANY, &mut r),
+        Err(NeedChunk(SpaceKind::Data))
+    );
+    g.unpin(run(16 * MIB..18 * MIB));
+    assert_eq!(
+        g.allocate_data(Lengths::exactly(MIB), ANY, &mut r).unwrap().start,
+        Logical(16 * MIB)
+    );
+    assert!(g.pin(run(16 * MIB..24 * MIB)).is_err(), "more than is allocated");
+    assert!(g.pin(run(23 * MIB..25 * MIB)).is_err(), "across the border");
 }
 
 #[test]
 fn blocks_rise_in_windows_of_their_own() {
-    let g = groups(vec![group(64 * MIB, 32 * MIB, BlockGroupFlags::METADATA, 1)]);
+    let g = groups(vec![group(64 * MIB..96 * MIB, BlockGroupFlags::METADATA, 1)]);
     let mut r = meta(&g, 16 * MIB);
     let mut last = [Logical(0); 2];
     let mut seen = std::collections::BTreeSet::new();
@@ -152,9 +169,9 @@ fn blocks_rise_in_windows_of_their_own() {
 #[test]
 fn a_commit_takes_no_blocks_from_groups_that_it_does_not_have() {
     let g = groups(vec![
-        group(16 * MIB, MIB, BlockGroupFlags::METADATA, 9),
-        group(64 * MIB, MIB, BlockGroupFlags::METADATA, 8),
-        group(96 * MIB, MIB, BlockGroupFlags::SYSTEM, 9),
+        group(16 * MIB..17 * MIB, BlockGroupFlags::METADATA, 9),
+        group(64 * MIB..65 * MIB, BlockGroupFlags::METADATA, 8),
+        group(96 * MIB..97 * MIB, BlockGroupFlags::SYSTEM, 9),
     ]);
     let mut r = meta(&g, 2 * MIB);
     for _ in 0..MIB / u64::from(NODE) {
@@ -176,10 +193,10 @@ fn a_commit_takes_no_blocks_from_groups_that_it_does_not_have() {
 #[test]
 fn holes_that_lie_askew_are_used_last() {
     let mut free = FreeIndex::new();
-    free.insert(run(MIB + 4096, u64::from(NODE)));
-    free.insert(run(MIB + 65536, u64::from(NODE)));
+    free.insert(run(MIB + 4096..MIB + 4096 + u64::from(NODE)));
+    free.insert(run(MIB + 65536..MIB + 65536 + u64::from(NODE)));
     let g = groups(vec![BlockGroup::new(
-        run(MIB, MIB),
+        run(MIB..2 * MIB),
         BlockGroupFlags::METADATA,
         Generation(0),
         MIB - 2 * u64::from(NODE),
@@ -194,16 +211,19 @@ fn holes_that_lie_askew_are_used_last() {
 #[test]
 fn read_only_and_removed_groups_do_not_count() {
     let g = groups(vec![
-        group(16 * MIB, MIB, BlockGroupFlags::DATA, 1),
-        group(32 * MIB, MIB, BlockGroupFlags::DATA, 1),
+        group(16 * MIB..17 * MIB, BlockGroupFlags::DATA, 1),
+        group(32 * MIB..33 * MIB, BlockGroupFlags::DATA, 1),
     ]);
     let first = g.find(Logical(16 * MIB)).unwrap();
     let mut r = g.space().reserve(SpaceKind::Data, 8192).unwrap();
-    let a = g.allocate_data(4096, 4096, ANY, &mut r).unwrap();
+    let a = g.allocate_data(Lengths::exactly(4096), ANY, &mut r).unwrap();
     assert_eq!(a.start, Logical(16 * MIB));
     g.set_read_only(&first, true);
     assert_eq!(g.space().figures(SpaceKind::Data).free(), MIB);
-    assert_eq!(g.allocate_data(4096, 4096, ANY, &mut r).unwrap().start, Logical(32 * MIB));
+    assert_eq!(
+        g.allocate_data(Lengths::exactly(4096), ANY, &mut r).unwrap().start,
+        Logical(32 * MIB)
+    );
     assert!(!g.remove_unpromised(&first), "it holds an extent");
     g.pin(a).unwrap();
     assert!(g.empty_groups().is_empty());
@@ -213,21 +233,27 @@ fn read_only_and_removed_groups_do_not_count() {
     assert!(g.find(Logical(16 * MIB)).is_none());
     let figures = g.space().figures(SpaceKind::Data);
     assert_eq!((figures.total, figures.used, figures.unusable), (MIB, 4096, 0));
-    assert!(g.add(group(32 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
-    assert!(g.add(group(31 * MIB + 4096, MIB, BlockGroupFlags::DATA, 1)).is_err(), "overlap");
+    assert!(
+        g.add(group(32 * MIB + 4096..32 * MIB + 4096 + MIB, BlockGroupFlags::DATA, 1)).is_err(),
+        "overlap"
+    );
+    assert!(
+        g.add(group(31 * MIB + 4096..31 * MIB + 4096 + MIB, BlockGroupFlags::DATA, 1)).is_err(),
+        "overlap"
+    );
     let both = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
     assert!(
-        g.add(group(64 * MIB, MIB, both, 1)).is_err(),
+        g.add(group(64 * MIB..65 * MIB, both, 1)).is_err(),
         "data and metadata have accounts of their own"
     );
-    assert!(Groups::new(Space::new(true), NODE).add(group(64 * MIB, MIB, both, 1)).is_ok());
+    assert!(Groups::new(Space::new(true), NODE).add(group(64 * MIB..65 * MIB, both, 1)).is_ok());
 }
 
 #[test]
 fn a_group_whose_space_was_promised_never_goes_out_of_service() {
     let g = groups(vec![
-        group(16 * MIB, MIB, BlockGroupFlags::DATA, 1),
-        group(32 * MIB, MIB, BlockGroupFlags::DATA, 1),
+        group(16 * MIB..17 * MIB, BlockGroupFlags::DATA, 1),
+        group(32 * MIB..33 * MIB, BlockGroupFlags::DATA, 1),
     ]);
     let second = g.find(Logical(32 * MIB)).unwrap();
     let mut promised = g.space().reserve(SpaceKind::Data, MIB + 4096).unwrap();
@@ -240,13 +266,13 @@ fn a_group_whose_space_was_promised_never_goes_out_of_service() {
         g.space().figures(SpaceKind::Data),
         Figures { total: MIB, reserved: MIB, ..Figures::default() }
     );
-    let all = g.allocate_data(MIB, MIB, ANY, &mut promised).unwrap();
+    let all = g.allocate_data(Lengths::exactly(MIB), ANY, &mut promised).unwrap();
     assert_eq!((all.start, promised.bytes()), (Logical(16 * MIB), 0));
 }
 
 #[test]
 fn used_bytes_on_disk_must_add_up() {
-    let g = group(MIB, MIB, BlockGroupFlags::DATA, 1);
+    let g = group(MIB..2 * MIB, BlockGroupFlags::DATA, 1);
     assert_eq!(g.apply_used(8192).unwrap(), 8192);
     assert!(g.apply_used(-8193).is_err() && g.apply_used(1 << 30).is_err());
     assert_eq!(g.apply_used(-8192).unwrap(), 0);
@@ -269,10 +295,14 @@ fn image() -> Image {
         kind: 1,
         stripes: [stripe].into_iter().collect(),
     };
-    let all = run(100 * MIB, 8 * MIB);
+    let all = run(100 * MIB..108 * MIB);
     let mut extents = MapTree::default();
     let features = ExtentFeatures { skinny: true, nodesize: NODE };
-    let used = [run(100 * MIB, 8192), run(100 * MIB + 8192, 4096), run(101 * MIB, 65536)];
+    let used = [
+        run(100 * MIB..100 * MIB + 8192),
+        run(100 * MIB + 8192..100 * MIB + 12288),
+        run(101 * MIB..101 * MIB + 65536),
+    ];
     for r in used {
         let mut head = RefHead::existing(r.len, ExtentKind::Data);
         head.created = true;
@@ -290,7 +320,7 @@ fn image() -> Image {
 }
 
 impl Image {
-    fn load(&mut self, tree: bool) -> Result<Loaded> {
+    fn load(&mut self, tree: bool) -> Result<super::load::Loaded> {
         let mut source = if tree { FreeSource::Tree(&mut self.free) } else { FreeSource::Extents };
         let id = ObjectId::BLOCK_GROUP_TREE;
         load(&self.chunk, &mut self.groups, id, &mut source, &mut self.extents, NODE)
@@ -307,9 +337,9 @@ fn both_sources_say_the_same_and_superblock_copies_are_left_out() {
     assert_eq!(a.group.usage(), b.group.usage());
     // The copy at 64 MiB lies 4 MiB into the chunk.
     let want = [
-        run(100 * MIB + 12288, MIB - 12288),
-        run(101 * MIB + 65536, 3 * MIB - 65536),
-        run(104 * MIB + 65536, 4 * MIB - 65536),
+        run(100 * MIB + 12288..101 * MIB),
+        run(101 * MIB + 65536..104 * MIB),
+        run(104 * MIB + 65536..108 * MIB),
     ];
     assert_eq!(a.group.free_runs(), want);
     let g = groups(vec![a.group]);
@@ -320,8 +350,8 @@ fn both_sources_say_the_same_and_superblock_copies_are_left_out() {
 #[test]
 fn a_wrong_free_space_tree_is_not_believed_and_wrong_items_are_reported() {
     let mut i = image();
-    let all = run(100 * MIB, 8 * MIB);
-    free_space_tree::remove(&mut i.free, all, run(102 * MIB, 4096)).unwrap();
+    let all = run(100 * MIB..108 * MIB);
+    free_space_tree::remove(&mut i.free, all, run(102 * MIB..102 * MIB + 4096)).unwrap();
     let loaded = i.load(true).unwrap();
     assert!(loaded.rebuild_free_space);
     assert_eq!(loaded.group.free_runs(), image().load(false).unwrap().group.free_runs());
@@ -356,8 +386,8 @@ proptest! {
         let g = Groups::new(Space::new(true), 4096);
         let flags = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
         let copy = [(Logical(MIB + 65536), 65536)];
-        g.add(BlockGroup::empty(run(MIB, MIB), flags, Generation(1), &copy)).unwrap();
-        g.add(BlockGroup::empty(run(2 * MIB, MIB / 2), flags, Generation(2), &[])).unwrap();
+        g.add(BlockGroup::empty(run(MIB..2 * MIB), flags, Generation(1), &copy)).unwrap();
+        g.add(BlockGroup::empty(run(2 * MIB..2 * MIB + MIB / 2), flags, Generation(2), &[])).unwrap();
         let mut r = g.space().empty(SpaceKind::Metadata);
         let mut data = g.space().empty(SpaceKind::Data);
         let (mut owned, mut pinned): (Vec<Run>, Vec<Run>) = (Vec::new(), Vec::new());
@@ -370,12 +400,12 @@ proptest! {
                         if n % 4 < 2 { ClusterUser::Running } else { ClusterUser::Committer };
                     if let Ok(at) = g.allocate_block(user, newest, &mut r) {
                         prop_assert!(newest.0 == 2 || at.0 < 2 * MIB);
-                        owned.push(run(at.0, 4096));
+                        owned.push(run(at.0..at.0 + 4096));
                     }
                 }
                 1 | 2 => {
                     let want = u64::from(1 + n % 32) * 4096;
-                    owned.extend(g.allocate_data(want, 4096, ANY, &mut data).ok());
+                    owned.extend(g.allocate_data(Lengths { most: want, least: 4096 }, ANY, &mut data).ok());
                 }
                 3 if !owned.is_empty() => {
                     let run = owned.swap_remove(slot);
@@ -395,7 +425,7 @@ proptest! {
         }
         let mut all: Vec<Run> = owned.into_iter().chain(pinned).collect();
         all.extend(g.all().iter().flat_map(|g| g.free_runs()));
-        all.push(run(copy[0].0.0, copy[0].1));
+        all.push(Run::new(copy[0].0, copy[0].1));
         all.sort_unstable();
         prop_assert!(all.windows(2).all(|w| w[0].end() <= w[1].start));
         prop_assert_eq!(all.iter().map(|r| r.len).sum::<u64>(), MIB + MIB / 2);
@@ -408,7 +438,7 @@ fn threads_leave_nothing_behind() {
     let flags = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
     let g = Groups::new(Space::new(true), 4096);
     for n in 0..4 {
-        g.add(group(n * 4 * MIB, 4 * MIB, flags, n)).unwrap();
+        g.add(group(n * 4 * MIB..n * 4 * MIB + 4 * MIB, flags, n)).unwrap();
     }
     let all = g.all();
     std::thread::scope(|scope| {
@@ -422,9 +452,16 @@ fn threads_leave_nothing_behind() {
                     let user =
                         if t % 2 == 0 { ClusterUser::Running } else { ClusterUser::Committer };
                     if n % 2 == 0 {
-                        mine.extend(g.allocate_data(4096 * (1 + n % 7), 4096, ANY, &mut data).ok());
+                        mine.extend(
+                            g.allocate_data(
+                                Lengths { most: 4096 * (1 + n % 7), least: 4096 },
+                                ANY,
+                                &mut data,
+                            )
+                            .ok(),
+                        );
                     } else if let Ok(at) = g.allocate_block(user, Generation(n % 4), &mut r) {
-                        mine.push(run(at.0, 4096));
+                        mine.push(run(at.0..at.0 + 4096));
                     }
                     if n % 5 == 0 {
                         g.set_read_only(&all[(n % 4) as usize], n % 10 == 0);

@@ -51,7 +51,7 @@ fn pinned_is_not_free_and_drop_gives_back() {
 fn only_metadata_overcommits_and_only_what_can_become_metadata() {
     let s = space(100);
     s.change(SpaceKind::Data, |p| p.total = 100);
-    s.set_overcommit(50);
+    s.set_overcommit(Overcommit(50));
     let r = s.try_reserve(META, 150).unwrap();
     assert_eq!(s.figures(SpaceKind::Metadata).overcommitted(), 50);
     assert!(s.try_reserve(META, 1).is_none());
@@ -61,7 +61,7 @@ fn only_metadata_overcommits_and_only_what_can_become_metadata() {
     // Mixed: one account, but data is never promised space that is not there.
     let s = Space::new(true);
     s.change(META, |p| p.total = 100);
-    s.set_overcommit(50);
+    s.set_overcommit(Overcommit(50));
     assert!(s.try_reserve(SpaceKind::Data, 101).is_none());
     let _r = s.try_reserve(META, 101).unwrap();
     assert!(s.try_reserve(SpaceKind::Data, 1).is_none());
@@ -70,17 +70,17 @@ fn only_metadata_overcommits_and_only_what_can_become_metadata() {
 #[test]
 fn device_space_goes_to_others_only_as_far_as_it_is_not_promised() {
     let s = space(100);
-    s.set_overcommit(50);
+    s.set_overcommit(Overcommit(50));
     let r = s.try_reserve(META, 130).unwrap();
-    assert!(!s.take_device_space(29, 20), "30 were promised");
+    assert!(!s.take_device_space(29, Overcommit(20)), "30 were promised");
     assert!(s.try_reserve(META, 20).is_some(), "nothing has changed");
-    assert!(s.take_device_space(30, 20));
+    assert!(s.take_device_space(30, Overcommit(20)));
     assert!(s.try_reserve(META, 1).is_none(), "promised already is more than may be now");
     drop(r);
     assert!(s.try_reserve(META, 121).is_none() && s.try_reserve(META, 120).is_some());
     // Space that becomes metadata counts once, not also where it came from.
     let waiting = s.reserve(META, 120).unwrap();
-    s.grow(META, 0, |p| p.total += 20);
+    s.grow(META, Overcommit(0), |p| p.total += 20);
     assert!(s.try_reserve(META, 1).is_none());
     drop(waiting);
     assert!(!s.try_withdraw(META, 121) && s.try_withdraw(META, 20));
@@ -250,11 +250,12 @@ fn what_is_granted_to_who_gives_up_comes_back() {
 
 #[test]
 fn the_global_reserve_holds_two_commits_where_there_is_room() {
-    assert_eq!(global_reserve_size(1 << 20, 1 << 40), 16 << 20);
-    assert_eq!(global_reserve_size(100 << 20, 1 << 40), 200 << 20);
-    assert_eq!(global_reserve_size(1 << 40, 1 << 40), 512 << 20);
-    assert_eq!(global_reserve_size(1 << 20, 8 << 20), 2 << 20);
-    assert_eq!(global_reserve_size(3 << 20, 8 << 20), 4 << 20, "half of all metadata");
+    let of = |total| Figures { total, ..Figures::default() };
+    assert_eq!(global_reserve_size(1 << 20, &of(1 << 40)), 16 << 20);
+    assert_eq!(global_reserve_size(100 << 20, &of(1 << 40)), 200 << 20);
+    assert_eq!(global_reserve_size(1 << 40, &of(1 << 40)), 512 << 20);
+    assert_eq!(global_reserve_size(1 << 20, &of(8 << 20)), 2 << 20);
+    assert_eq!(global_reserve_size(3 << 20, &of(8 << 20)), 4 << 20, "half of all metadata");
 }
 
 #[test]
@@ -420,7 +421,7 @@ proptest! {
     fn pots_match_a_sum(ops in prop::collection::vec((0u8..7, 0usize..8, 0u64..60), 1..120)) {
         let s = space(500);
         s.set_global_reserve(50);
-        s.set_overcommit(40);
+        s.set_overcommit(Overcommit(40));
         let mut held: Vec<Reservation> = Vec::new();
         let (mut used, mut pinned) = (0u64, 0u64);
         for (op, which, bytes) in ops {

@@ -1,23 +1,75 @@
-//! What a commit does for subvolumes in the root tree and the uuid tree: it turns the notes of the
-//! transaction ([`crate::transaction::RootNotes`]) into items.
+//! What a commit does in the root tree and the uuid tree. It writes where the roots of trees are,
+//! and turns the notes of the transaction ([`crate::transaction::RootNotes`]) into items.
 //!
 //! A ROOT_ITEM that is written is compared with the one that is there. The uuid tree follows from
 //! the difference, and so does the ORPHAN item that announces a tree to be dropped.
 
-use super::Committer;
+use super::{Committer, Frozen};
 use crate::error::{Error, Place, Result};
-use crate::transaction::{Link, Progress, parse_item};
-use crate::tree::{Tree, TreeOps};
+use crate::transaction::{Link, Progress, find_root, parse_item};
+use crate::tree::{Root, Tree, TreeOps};
 use larder_format::csum::name_hash;
 use larder_format::items::dir::{find_entry, remove_entry};
 use larder_format::items::keys::{
     encode_uuid_item, orphan_key, parse_uuid_item, root_backref_key, root_ref_key, uuid_key,
 };
 use larder_format::items::{DirEntryRef, FileType, RootItem};
-use larder_format::{Key, KeyType, ObjectId, TreeId};
+use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 impl Committer<'_> {
+    /// Writes the ROOT_ITEM of a subvolume whose tree has changed.
+    pub(super) fn write_subvolume_root(&mut self, frozen: &Frozen) -> Result<()> {
+        let ground = self.ground;
+        let Frozen { subvol, root, changed, growth } = frozen;
+        let item = {
+            let mut item = subvol.item.lock();
+            point_to(&mut item, root, self.txn.generation);
+            item.last_snapshot = U64::new(subvol.tree.last_snapshot().0);
+            let growth = growth * i64::from(ground.nodesize());
+            item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
+            if *changed {
+                item.ctransid = U64::new(self.txn.generation.0);
+                item.ctime = crate::api::to_timespec(ground.now());
+            }
+            self.txn.roots.lock().change(subvol.id, &mut item);
+            *item
+        };
+        self.write_root_item(subvol.id, subvol.key_offset, &item)
+    }
+
+    /// Writes the ROOT_ITEMs of global trees whose roots moved. Returns true if any had moved.
+    pub(super) fn write_global_roots(&mut self) -> Result<bool> {
+        let ground = self.ground;
+        let mut moved = false;
+        for tree in ground.roots.with_items() {
+            let root = tree.root();
+            if root.ptr.generation != self.txn.generation {
+                continue;
+            }
+            let version = ground.roots.root.version(ground.epochs.enter());
+            let (key, mut item) = find_root(&version, tree.id())?.ok_or_else(|| {
+                Error::corrupt(
+                    Place::tree(ObjectId::ROOT_TREE),
+                    format!("tree {} has no root item", tree.id()),
+                )
+            })?;
+            drop(version);
+            let before = (item.bytenr, item.level, item.generation, item.bytes_used);
+            point_to(&mut item, &root, self.txn.generation);
+            let growth = tree.take_growth() * i64::from(ground.nodesize());
+            item.bytes_used = U64::new(item.bytes_used.get().saturating_add_signed(growth));
+            if before == (item.bytenr, item.level, item.generation, item.bytes_used) {
+                continue;
+            }
+            moved = true;
+            let bytes = item.as_bytes().to_vec();
+            self.ops(&ground.roots.root).update(&key, &bytes)?;
+        }
+        Ok(moved || !self.txn.new_groups.lock().is_empty())
+    }
+
     /// Writes a subvolume's ROOT_ITEM, new or changed, and what follows from it.
     pub(super) fn write_root_item(
         &mut self,
@@ -193,4 +245,13 @@ impl Committer<'_> {
         }
         Ok(())
     }
+}
+
+/// Makes a root item point to a root that this transaction wrote.
+fn point_to(item: &mut RootItem, root: &Root, generation: Generation) {
+    item.bytenr = U64::new(root.ptr.at.0);
+    item.level = root.ptr.level;
+    item.set_generation(generation);
+    // Callers only pass roots of this generation. A live root has one reference.
+    debug_assert_eq!(root.ptr.generation, generation);
 }

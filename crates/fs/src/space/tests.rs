@@ -1,20 +1,20 @@
 //! Space as Linux records it: extent items, free space, checksums and block groups of images that
 //! the kernel wrote are understood, and written again to the same bytes.
 
-#[path = "../../format/tests/common/mod.rs"]
+#[path = "../../../format/tests/common/mod.rs"]
 mod common;
 
+use crate::error::{Error, Place, Result};
+use crate::space::extent_tree::{ExtentFeatures, apply, extent_info, extent_of};
+use crate::space::groups::{FreeSource, load, scan_used};
+use crate::space::refs::{ExtentKind, RefHead};
+use crate::space::{Run, csum_tree, free_space_tree};
+use crate::tree::TreeOps;
 use common::{Image, has, items, missing, mkfs, run};
 use larder_format::items::{
     BlockGroupItem, Chunk, ExtentFlags, ExtentItem, ExtentRef, parse_keyed_refs,
 };
 use larder_format::{CompatRo, CsumType, Incompat, Key, KeyType, Logical, ObjectId, TreeId};
-use larder_fs::error::{Error, Place, Result};
-use larder_fs::space::extent_tree::{ExtentFeatures, apply, extent_info, extent_of};
-use larder_fs::space::groups::{FreeSource, load, scan_used};
-use larder_fs::space::refs::{ExtentKind, RefHead};
-use larder_fs::space::{Run, csum_tree, free_space_tree};
-use larder_fs::tree::TreeOps;
 use larder_volume::{MappedChunk, Stripe};
 use std::collections::BTreeMap;
 use std::fs;
