@@ -178,7 +178,7 @@ mod held {
             if R::RANK == TreeRoot::RANK {
                 self.tree = true;
                 TREES.set(TREES.get() + 1);
-                crate::watch::tree_locked();
+                crate::base::logging::tree_locked();
             }
             self
         }

@@ -5,7 +5,7 @@
 //! | [`api`] | the types of the facade, and what a caller may wait for |
 //! | [`error`] | what can go wrong, and where |
 //! | `hash` | how numbers are looked up fast |
-//! | `lock`, [`watch`] | the order of locks, how it is checked, what must not happen under a lock |
+//! | `lock`, `logging`, [`watch`] | the order of locks, how it is checked; what must not happen |
 //! | `sectors` | where sectors of a file begin and end |
 //! | `budget` | how the cache size is divided |
 //! | `tuning` | what tests and benchmarks make the engine do otherwise; `fault!` |
@@ -21,5 +21,6 @@ pub(crate) mod budget;
 pub mod error;
 pub(crate) mod hash;
 pub(crate) mod lock;
+pub(crate) mod logging;
 pub(crate) mod sectors;
 pub mod watch;

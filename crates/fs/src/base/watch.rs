@@ -21,7 +21,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn is_logging_under_a_tree() -> bool {
     #[cfg(debug_assertions)]
-    return checks::is_logging() && crate::lock::holds_tree();
+    return super::logging::is_logging() && super::lock::holds_tree();
     #[cfg(not(debug_assertions))]
     false
 }
@@ -31,53 +31,19 @@ pub fn is_logging_under_a_tree() -> bool {
 #[must_use]
 pub fn trees_locked_while_logging() -> u64 {
     #[cfg(debug_assertions)]
-    return checks::LOCKED.load(std::sync::atomic::Ordering::Relaxed);
+    return super::logging::trees_locked();
     #[cfg(not(debug_assertions))]
     0
 }
 
 #[cfg(debug_assertions)]
 mod checks {
-    use crate::lock::before_waiting_for_a_device as check;
+    use crate::base::lock::before_waiting_for_a_device as check;
     use larder_format::Physical;
     use larder_volume::Device;
     use larder_volume::device::Write;
-    use std::cell::Cell;
     use std::io;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    thread_local! {
-        static LOGGING: Cell<u32> = const { Cell::new(0) };
-    }
-    pub(super) static LOCKED: AtomicU64 = AtomicU64::new(0);
-
-    pub(super) fn is_logging() -> bool {
-        LOGGING.try_with(|n| n.get() > 0).unwrap_or(false)
-    }
-
-    /// The thread has got the lock of a tree.
-    pub(crate) fn tree_locked() {
-        if is_logging() {
-            LOCKED.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// The calling thread logs an inode until this is dropped.
-    #[derive(Debug)]
-    pub(crate) struct Logging(());
-
-    impl Logging {
-        pub(crate) fn begin() -> Self {
-            LOGGING.set(LOGGING.get() + 1);
-            Self(())
-        }
-    }
-    impl Drop for Logging {
-        fn drop(&mut self) {
-            let _ = LOGGING.try_with(|n| n.set(n.get() - 1));
-        }
-    }
 
     /// A device that looks at the locks of the threads that wait for it.
     #[derive(Debug)]
@@ -142,24 +108,7 @@ mod checks {
     }
 }
 
-#[cfg(debug_assertions)]
-pub(crate) use checks::{Logging, tree_locked};
-
-#[cfg(not(debug_assertions))]
-mod nothing {
-    /// Nothing in this build.
-    #[derive(Debug)]
-    pub(crate) struct Logging;
-
-    impl Logging {
-        #[inline(always)]
-        pub(crate) fn begin() -> Self {
-            Self
-        }
-    }
-}
-#[cfg(not(debug_assertions))]
-pub(crate) use nothing::Logging;
+pub(crate) use super::logging::Logging;
 
 /// The device as a file system uses it.
 pub(crate) fn device(device: Arc<dyn Device>) -> Arc<dyn Device> {

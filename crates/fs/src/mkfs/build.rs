@@ -10,68 +10,56 @@
 //! Blocks of a tree lie behind each other, its root first; trees lie behind each other from the
 //! start of their chunk.
 
-use super::Plan;
-use super::items::{self, Bytes};
-use crate::mkfs::layout::DEVICE;
+use super::items::{self, Bytes, Placed};
+use super::layout::DEVICE;
+use super::plan::{GENERATION, Plan};
+use larder_format::csum::name_hash;
+use larder_format::items::keys::{encode_uuid_item, uuid_key};
 use larder_format::node::{FLAG_WRITTEN, HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, KeyPointer};
 use larder_format::node::{leaf_capacity, max_pointers};
-use larder_format::{DiskKey, Generation, Key, KeyType, Logical, ObjectId};
+use larder_format::{DiskKey, Key, KeyType, Logical, ObjectId, TreeId};
 use larder_volume::MappedChunk;
 use std::collections::BTreeMap;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-/// Transaction that everything in a new file system belongs to.
-pub(super) const GENERATION: Generation = Generation(1);
-
-pub(super) const ROOT_TREE: u64 = 1;
-pub(super) const EXTENT_TREE: u64 = 2;
-pub(super) const CHUNK_TREE: u64 = 3;
-pub(super) const DEV_TREE: u64 = 4;
-pub(super) const FS_TREE: u64 = 5;
-const ROOT_DIR: u64 = 6;
-pub(super) const CSUM_TREE: u64 = 7;
-const UUID_TREE: u64 = 9;
-const FREE_SPACE_TREE: u64 = 10;
-const BLOCK_GROUP_TREE: u64 = 11;
-const DATA_RELOC_TREE: u64 = 9u64.wrapping_neg();
-const DEV_STATS: u64 = 0;
-const DEV_ITEMS: u64 = 1;
-const FIRST_CHUNK: u64 = 256;
-const FIRST_INODE: u64 = 256;
+/// Object ID of all chunk items.
+const CHUNKS: ObjectId = ObjectId::FIRST_CHUNK_TREE;
+/// The root directory of a tree with files.
+const FIRST_INODE: ObjectId = ObjectId::FIRST_FREE;
 
 type Items = BTreeMap<Key, Vec<u8>>;
 /// Items of one leaf.
 type Leaf = Vec<(Key, Vec<u8>)>;
-
-/// Where a tree's blocks are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Placed {
-    pub(super) root: Logical,
-    pub(super) level: u8,
-    pub(super) blocks: u64,
-}
 
 /// All blocks of the new file system.
 pub(super) struct Image {
     /// Address and bytes, checksums included.
     pub(super) blocks: Vec<(Logical, Vec<u8>)>,
     /// By tree id.
-    pub(super) trees: BTreeMap<u64, Placed>,
+    pub(super) trees: BTreeMap<TreeId, Placed>,
     /// Logical bytes in use.
     pub(super) bytes_used: u64,
 }
 
 /// Trees of the file system that is planned. The chunk tree comes first, because it lies elsewhere.
-fn tree_ids(plan: &Plan) -> Vec<u64> {
-    let mut ids = vec![CHUNK_TREE, ROOT_TREE, EXTENT_TREE, DEV_TREE, FS_TREE, CSUM_TREE, UUID_TREE];
+fn tree_ids(plan: &Plan) -> Vec<TreeId> {
+    let mut ids = vec![
+        ObjectId::CHUNK_TREE,
+        ObjectId::ROOT_TREE,
+        ObjectId::EXTENT_TREE,
+        ObjectId::DEV_TREE,
+        ObjectId::FS_TREE,
+        ObjectId::CSUM_TREE,
+        ObjectId::UUID_TREE,
+    ];
     if plan.features.free_space_tree {
-        ids.push(FREE_SPACE_TREE);
+        ids.push(ObjectId::FREE_SPACE_TREE);
     }
     if plan.features.block_group_tree {
-        ids.push(BLOCK_GROUP_TREE);
+        ids.push(ObjectId::BLOCK_GROUP_TREE);
     }
-    ids.push(DATA_RELOC_TREE);
+    ids.push(ObjectId::DATA_RELOC_TREE);
     ids
 }
 
@@ -80,15 +68,15 @@ pub(super) fn build(plan: &Plan) -> Image {
     let node = u64::from(plan.nodesize);
     let ids = tree_ids(plan);
     // How many leaves each tree has.
-    let mut sizes: BTreeMap<u64, usize> = ids.iter().map(|id| (*id, 1)).collect();
+    let mut sizes: BTreeMap<TreeId, usize> = ids.iter().map(|id| (*id, 1)).collect();
     loop {
         let mut next = (plan.layout.system.start, plan.layout.metadata.start);
-        let trees: BTreeMap<u64, Placed> = ids
+        let trees: BTreeMap<TreeId, Placed> = ids
             .iter()
             .map(|id| {
                 let leaves = sizes[id];
                 let blocks = leaves as u64 + u64::from(leaves > 1);
-                let at = if *id == CHUNK_TREE { &mut next.0 } else { &mut next.1 };
+                let at = if *id == ObjectId::CHUNK_TREE { &mut next.0 } else { &mut next.1 };
                 let placed = Placed { root: *at, level: u8::from(leaves > 1), blocks };
                 *at = at.plus(blocks * node);
                 (*id, placed)
@@ -99,11 +87,11 @@ pub(super) fn build(plan: &Plan) -> Image {
             at if at == plan.layout.metadata.start => next.1.0 - at.0,
             _ => 0,
         };
-        let content: Vec<(u64, Items)> =
+        let content: Vec<(TreeId, Items)> =
             ids.iter().map(|id| (*id, items_of(*id, plan, &trees, &used))).collect();
-        let leaves: Vec<(u64, Vec<Leaf>)> =
+        let leaves: Vec<(TreeId, Vec<Leaf>)> =
             content.into_iter().map(|(id, items)| (id, pack(items, plan.nodesize))).collect();
-        let packed: BTreeMap<u64, usize> = leaves.iter().map(|(id, l)| (*id, l.len())).collect();
+        let packed: BTreeMap<TreeId, usize> = leaves.iter().map(|(id, l)| (*id, l.len())).collect();
         if packed == sizes {
             let bytes_used = trees.values().map(|t| t.blocks * node).sum();
             let blocks =
@@ -116,107 +104,118 @@ pub(super) fn build(plan: &Plan) -> Image {
 
 /// The items of a tree, once it is known where all trees are and how much of each chunk they use.
 fn items_of(
-    id: u64,
+    id: TreeId,
     plan: &Plan,
-    trees: &BTreeMap<u64, Placed>,
+    trees: &BTreeMap<TreeId, Placed>,
     used: &dyn Fn(&MappedChunk) -> u64,
 ) -> Items {
-    let chunks = plan.layout.chunks();
-    let block_groups = || {
-        chunks.iter().map(|c| {
-            (
-                Key::new(c.start, KeyType::BLOCK_GROUP_ITEM, c.length),
-                items::block_group(used(c), c.kind),
-            )
-        })
-    };
     match id {
-        ROOT_TREE => root_tree(plan, trees),
-        CHUNK_TREE => {
-            let mut items: Items = chunks
-                .iter()
-                .map(|c| {
-                    (Key::new(FIRST_CHUNK, KeyType::CHUNK_ITEM, c.start.0), items::chunk(plan, c))
-                })
-                .collect();
-            items.insert(Key::new(DEV_ITEMS, KeyType::DEV_ITEM, DEVICE.0), items::dev_item(plan));
-            items
-        }
-        DEV_TREE => {
-            let mut items = Items::new();
-            items.insert(Key::new(DEV_STATS, KeyType::PERSISTENT_ITEM, DEVICE.0), vec![0; 40]);
-            for c in &chunks {
-                for s in &c.stripes {
-                    let key = Key::new(DEVICE.0, KeyType::DEV_EXTENT, s.at.0);
-                    items.insert(key, items::dev_extent(plan, c));
-                }
-            }
-            items
-        }
-        EXTENT_TREE => {
-            let mut items: Items = trees
-                .iter()
-                .flat_map(|(id, t)| (0..t.blocks).map(move |i| (*id, t, i)))
-                .map(|(id, t, i)| {
-                    let at = t.root.plus(i * u64::from(plan.nodesize));
-                    let level = if i == 0 { t.level } else { 0 };
-                    items::tree_block(plan, id, at, level)
-                })
-                .collect();
-            if !plan.features.block_group_tree {
-                items.extend(block_groups());
-            }
-            items
-        }
-        BLOCK_GROUP_TREE => block_groups().collect(),
-        FREE_SPACE_TREE => chunks
-            .iter()
-            .flat_map(|c| {
-                // The trees lie at the start of their chunk. So there is one free range behind
-                // them, and it includes superblock copies.
-                let used = used(c);
-                let info = Bytes::new().u32(1).u32(0).done();
-                [
-                    (Key::new(c.start, KeyType::FREE_SPACE_INFO, c.length), info),
-                    (
-                        Key::new(c.start.plus(used), KeyType::FREE_SPACE_EXTENT, c.length - used),
-                        Vec::new(),
-                    ),
-                ]
-            })
-            .collect(),
-        UUID_TREE => {
-            let (high, low) = plan.subvol_uuid.split_at(8);
-            let half = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("half of a uuid"));
-            let key = Key::new(half(high), KeyType::UUID_SUBVOL, half(low));
-            [(key, Bytes::new().u64(FS_TREE).done())].into()
-        }
-        FS_TREE | DATA_RELOC_TREE => [
-            (
-                Key::new(FIRST_INODE, KeyType::INODE_ITEM, 0),
-                items::directory(plan, plan.root_owner),
-            ),
-            (Key::new(FIRST_INODE, KeyType::INODE_REF, FIRST_INODE), items::inode_ref(b"..")),
-        ]
-        .into(),
+        ObjectId::ROOT_TREE => root_tree(plan, trees),
+        ObjectId::CHUNK_TREE => chunk_tree(plan),
+        ObjectId::DEV_TREE => dev_tree(plan),
+        ObjectId::EXTENT_TREE => extent_tree(plan, trees, used),
+        ObjectId::BLOCK_GROUP_TREE => block_groups(plan, used),
+        ObjectId::FREE_SPACE_TREE => free_space_tree(plan, used),
+        ObjectId::UUID_TREE => uuid_tree(plan),
+        ObjectId::FS_TREE | ObjectId::DATA_RELOC_TREE => root_directory(plan),
         _ => Items::new(),
     }
 }
 
-fn root_tree(plan: &Plan, trees: &BTreeMap<u64, Placed>) -> Items {
+fn chunk_tree(plan: &Plan) -> Items {
+    let chunks = plan.layout.chunks().into_iter();
+    let mut items: Items = chunks
+        .map(|c| (Key::new(CHUNKS, KeyType::CHUNK_ITEM, c.start.0), items::chunk(plan, c)))
+        .collect();
+    let device = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, DEVICE.0);
+    items.insert(device, items::dev_item(plan));
+    items
+}
+
+fn dev_tree(plan: &Plan) -> Items {
+    let mut items = Items::new();
+    items.insert(Key::new(ObjectId::DEV_STATS, KeyType::PERSISTENT_ITEM, DEVICE.0), vec![0; 40]);
+    for c in plan.layout.chunks() {
+        for s in &c.stripes {
+            let key = Key::new(ObjectId(DEVICE.0), KeyType::DEV_EXTENT, s.at.0);
+            items.insert(key, items::dev_extent(plan, c));
+        }
+    }
+    items
+}
+
+/// An item for every block of every tree.
+fn extent_tree(
+    plan: &Plan,
+    trees: &BTreeMap<TreeId, Placed>,
+    used: &dyn Fn(&MappedChunk) -> u64,
+) -> Items {
     let mut items: Items = trees
         .iter()
-        .filter(|(id, _)| ![ROOT_TREE, CHUNK_TREE].contains(id))
-        .map(|(id, t)| {
-            let subvolume = [FS_TREE, DATA_RELOC_TREE].contains(id);
-            (Key::new(*id, KeyType::ROOT_ITEM, 0), items::root(plan, *t, subvolume, *id == FS_TREE))
+        .flat_map(|(id, t)| (0..t.blocks).map(move |i| (*id, t, i)))
+        .map(|(id, t, i)| {
+            let at = t.root.plus(i * u64::from(plan.nodesize));
+            let level = if i == 0 { t.level } else { 0 };
+            items::tree_block(plan, id, at, level)
         })
         .collect();
-    items.insert(Key::new(FS_TREE, KeyType::INODE_REF, ROOT_DIR), items::inode_ref(b"default"));
-    items.insert(Key::new(ROOT_DIR, KeyType::INODE_ITEM, 0), items::directory(plan, (0, 0)));
-    items.insert(Key::new(ROOT_DIR, KeyType::INODE_REF, ROOT_DIR), items::inode_ref(b".."));
-    let hash = larder_format::csum::name_hash(b"default");
-    items.insert(Key::new(ROOT_DIR, KeyType::DIR_ITEM, hash), items::default_subvolume(FS_TREE));
+    if !plan.features.block_group_tree {
+        items.extend(block_groups(plan, used));
+    }
+    items
+}
+
+fn block_groups(plan: &Plan, used: &dyn Fn(&MappedChunk) -> u64) -> Items {
+    let key = |c: &MappedChunk| Key::new(c.start, KeyType::BLOCK_GROUP_ITEM, c.length);
+    let chunks = plan.layout.chunks().into_iter();
+    chunks.map(|c| (key(c), items::block_group(c, used(c)))).collect()
+}
+
+/// The trees lie at the start of their chunk. So there is one free range behind them, and it
+/// includes superblock copies.
+fn free_space_tree(plan: &Plan, used: &dyn Fn(&MappedChunk) -> u64) -> Items {
+    let chunks = plan.layout.chunks().into_iter();
+    chunks
+        .flat_map(|c| {
+            let used = used(c);
+            let info = Key::new(c.start, KeyType::FREE_SPACE_INFO, c.length);
+            let free = Key::new(c.start.plus(used), KeyType::FREE_SPACE_EXTENT, c.length - used);
+            [(info, Bytes::new().u32(1).u32(0).done()), (free, Vec::new())]
+        })
+        .collect()
+}
+
+fn uuid_tree(plan: &Plan) -> Items {
+    let key = uuid_key(&plan.subvol_uuid, KeyType::UUID_SUBVOL);
+    [(key, encode_uuid_item(&[ObjectId::FS_TREE]))].into()
+}
+
+/// The items of a tree that has nothing but its root directory.
+fn root_directory(plan: &Plan) -> Items {
+    let inode = Key::new(FIRST_INODE, KeyType::INODE_ITEM, 0);
+    let name = Key::new(FIRST_INODE, KeyType::INODE_REF, FIRST_INODE.0);
+    [(inode, items::directory(plan, plan.root_owner)), (name, items::inode_ref(b".."))].into()
+}
+
+fn root_tree(plan: &Plan, trees: &BTreeMap<TreeId, Placed>) -> Items {
+    let mut items: Items = trees
+        .iter()
+        .filter(|(id, _)| ![ObjectId::ROOT_TREE, ObjectId::CHUNK_TREE].contains(id))
+        .map(|(id, t)| {
+            let subvolume = [ObjectId::FS_TREE, ObjectId::DATA_RELOC_TREE].contains(id);
+            (
+                Key::new(*id, KeyType::ROOT_ITEM, 0),
+                items::root(plan, *t, subvolume, *id == ObjectId::FS_TREE),
+            )
+        })
+        .collect();
+    let dir = ObjectId::ROOT_TREE_DIR;
+    let name = Key::new(ObjectId::FS_TREE, KeyType::INODE_REF, dir.0);
+    items.insert(name, items::inode_ref(b"default"));
+    items.insert(Key::new(dir, KeyType::INODE_ITEM, 0), items::directory(plan, (0, 0)));
+    items.insert(Key::new(dir, KeyType::INODE_REF, dir.0), items::inode_ref(b".."));
+    let entry = Key::new(dir, KeyType::DIR_ITEM, name_hash(b"default"));
+    items.insert(entry, items::default_subvolume(ObjectId::FS_TREE));
     items
 }
 
@@ -236,7 +235,12 @@ fn pack(items: Items, nodesize: u32) -> Vec<Leaf> {
     leaves
 }
 
-fn encode_tree(plan: &Plan, id: u64, placed: Placed, leaves: &[Leaf]) -> Vec<(Logical, Vec<u8>)> {
+fn encode_tree(
+    plan: &Plan,
+    id: TreeId,
+    placed: Placed,
+    leaves: &[Leaf],
+) -> Vec<(Logical, Vec<u8>)> {
     let node = u64::from(plan.nodesize);
     if let [only] = leaves {
         return vec![(placed.root, encode_leaf(plan, id, placed.root, only))];
@@ -264,7 +268,7 @@ fn encode_tree(plan: &Plan, id: u64, placed: Placed, leaves: &[Leaf]) -> Vec<(Lo
     blocks
 }
 
-fn encode_leaf(plan: &Plan, id: u64, at: Logical, items: &[(Key, Vec<u8>)]) -> Vec<u8> {
+fn encode_leaf(plan: &Plan, id: TreeId, at: Logical, items: &[(Key, Vec<u8>)]) -> Vec<u8> {
     let mut block = new_node(plan, id, at, 0, items.len());
     let mut end = block.len();
     for (i, (key, data)) in items.iter().enumerate() {
@@ -282,7 +286,7 @@ fn encode_leaf(plan: &Plan, id: u64, at: Logical, items: &[(Key, Vec<u8>)]) -> V
     block
 }
 
-fn new_node(plan: &Plan, owner: u64, at: Logical, level: u8, nritems: usize) -> Vec<u8> {
+fn new_node(plan: &Plan, owner: TreeId, at: Logical, level: u8, nritems: usize) -> Vec<u8> {
     let mut block = vec![0; plan.nodesize as usize];
     let mut header = Header {
         csum: [0; 32],
@@ -291,7 +295,7 @@ fn new_node(plan: &Plan, owner: u64, at: Logical, level: u8, nritems: usize) -> 
         flags_and_rev: U64::new(0),
         chunk_tree_uuid: plan.chunk_tree_uuid,
         generation: U64::new(GENERATION.0),
-        owner: U64::new(ObjectId(owner).0),
+        owner: U64::new(owner.0),
         nritems: U32::new(u32::try_from(nritems).expect("few items")),
         level,
     };

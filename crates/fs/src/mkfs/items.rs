@@ -2,10 +2,10 @@
 //!
 //! Layouts are those of `docs/FORMAT.md`; values are those that mkfs.btrfs writes.
 
-use super::Plan;
-use super::build::{GENERATION, Placed};
 use super::layout::DEVICE;
-use larder_format::{Key, KeyType, Logical};
+use super::plan::{GENERATION, Plan};
+use larder_format::items::InodeFlags;
+use larder_format::{Key, KeyType, Logical, TreeId};
 use larder_volume::MappedChunk;
 
 /// Little-endian bytes, one field behind the other.
@@ -49,9 +49,15 @@ impl Bytes {
     }
 }
 
+/// Where a tree's blocks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Placed {
+    pub(super) root: Logical,
+    pub(super) level: u8,
+    pub(super) blocks: u64,
+}
+
 const DIRECTORY: u32 = 0o040_755;
-/// A flag of the inode inside a root item. It says that the root item's own flags have a meaning.
-const ROOT_ITEM_INIT: u64 = 1 << 31;
 const TREE_BLOCK: u64 = 2;
 const TREE_BLOCK_REF: u8 = 176;
 /// File type of a directory in an entry.
@@ -59,10 +65,16 @@ const ENTRY_DIRECTORY: u8 = 2;
 
 /// INODE_ITEM of a root directory.
 pub(super) fn directory(plan: &Plan, owner: (u32, u32)) -> Vec<u8> {
-    inode(plan, 0, 0, true, owner)
+    inode(plan, 0, InodeFlags::empty(), true, owner)
 }
 
-fn inode(plan: &Plan, size: u64, flags: u64, times: bool, (uid, gid): (u32, u32)) -> Vec<u8> {
+fn inode(
+    plan: &Plan,
+    size: u64,
+    flags: InodeFlags,
+    times: bool,
+    (uid, gid): (u32, u32),
+) -> Vec<u8> {
     let out = Bytes::new()
         .u64(GENERATION.0)
         .u64(0) // transid
@@ -74,7 +86,7 @@ fn inode(plan: &Plan, size: u64, flags: u64, times: bool, (uid, gid): (u32, u32)
         .u32(gid)
         .u32(DIRECTORY)
         .u64(0) // rdev
-        .u64(flags)
+        .u64(flags.bits())
         .u64(0) // sequence
         .zeros(32);
     let out = if times { (0..4).fold(out, |o, _| o.time(plan)) } else { out };
@@ -90,10 +102,10 @@ pub(super) fn inode_ref(name: &[u8]) -> Vec<u8> {
 }
 
 /// DIR_ITEM `default` of the root tree's directory.
-pub(super) fn default_subvolume(id: u64) -> Vec<u8> {
+pub(super) fn default_subvolume(id: TreeId) -> Vec<u8> {
     let name = b"default";
     Bytes::new()
-        .u64(id)
+        .u64(id.0)
         .u8(KeyType::ROOT_ITEM.0)
         .u64(u64::MAX)
         .u64(GENERATION.0)
@@ -107,7 +119,9 @@ pub(super) fn default_subvolume(id: u64) -> Vec<u8> {
 /// ROOT_ITEM. Trees with inodes have a root directory. The top-level subvolume also has a uuid and
 /// times.
 pub(super) fn root(plan: &Plan, tree: Placed, has_inodes: bool, top: bool) -> Vec<u8> {
-    let embedded = inode(plan, 3, if has_inodes { ROOT_ITEM_INIT } else { 0 }, false, (0, 0));
+    // It says that the root item's own flags have a meaning.
+    let flags = if has_inodes { InodeFlags::ROOT_ITEM_INIT } else { InodeFlags::empty() };
+    let embedded = inode(plan, 3, flags, false, (0, 0));
     // The inode's own generation in a root item is 1 in every image that Linux makes.
     let out = Bytes::new()
         .raw(&embedded)
@@ -132,9 +146,9 @@ pub(super) fn root(plan: &Plan, tree: Placed, has_inodes: bool, top: bool) -> Ve
     out.pad_to(439).done()
 }
 
-/// BLOCK_GROUP_ITEM.
-pub(super) fn block_group(used: u64, kind: u64) -> Vec<u8> {
-    Bytes::new().u64(used).u64(256).u64(kind).done()
+/// BLOCK_GROUP_ITEM of a chunk.
+pub(super) fn block_group(chunk: &MappedChunk, used: u64) -> Vec<u8> {
+    Bytes::new().u64(used).u64(256).u64(chunk.kind).done()
 }
 
 /// CHUNK_ITEM.
@@ -184,7 +198,7 @@ pub(super) fn dev_extent(plan: &Plan, c: &MappedChunk) -> Vec<u8> {
 }
 
 /// Record of a tree block in the extent tree, with its key.
-pub(super) fn tree_block(plan: &Plan, tree: u64, at: Logical, level: u8) -> (Key, Vec<u8>) {
+pub(super) fn tree_block(plan: &Plan, tree: TreeId, at: Logical, level: u8) -> (Key, Vec<u8>) {
     let head = Bytes::new().u64(1).u64(GENERATION.0).u64(TREE_BLOCK);
     let (key, head) = if plan.features.skinny_metadata {
         (Key::new(at, KeyType::METADATA_ITEM, u64::from(level)), head)
@@ -192,5 +206,5 @@ pub(super) fn tree_block(plan: &Plan, tree: u64, at: Logical, level: u8) -> (Key
         // The old form has the block's first key, which nothing reads, and its level.
         (Key::new(at, KeyType::EXTENT_ITEM, u64::from(plan.nodesize)), head.zeros(17).u8(level))
     };
-    (key, head.u8(TREE_BLOCK_REF).u64(tree).done())
+    (key, head.u8(TREE_BLOCK_REF).u64(tree.0).done())
 }

@@ -6,7 +6,8 @@
 //! size that depends on the device's. The space of the groups that were replaced is free.
 
 use crate::{Error, Result};
-use larder_format::{DEVICE_RESERVED, DeviceId, Logical, Physical};
+use larder_format::items::BlockGroupFlags;
+use larder_format::{DEVICE_RESERVED, DeviceId, Logical, Physical, STRIPE_LEN};
 use larder_volume::{MappedChunk, Stripe, Stripes};
 
 /// How many copies of data or metadata are kept.
@@ -32,12 +33,10 @@ impl Profile {
 /// The one device's id.
 pub(super) const DEVICE: DeviceId = DeviceId(1);
 
-const DATA: u64 = 1;
-const SYSTEM: u64 = 2;
-const METADATA: u64 = 4;
-const DUP: u64 = 0x20;
+const DATA: BlockGroupFlags = BlockGroupFlags::DATA;
+const SYSTEM: BlockGroupFlags = BlockGroupFlags::SYSTEM;
+const METADATA: BlockGroupFlags = BlockGroupFlags::METADATA;
 const MIB: u64 = 1 << 20;
-const STRIPE: u64 = 65536;
 
 /// The first chunks.
 #[derive(Clone, Debug)]
@@ -95,11 +94,11 @@ pub(super) fn plan(size: u64, metadata: Profile, data: Profile, mixed: bool) -> 
         )));
     }
     let mut cursor = Cursor { logical: DEVICE_RESERVED, physical: DEVICE_RESERVED };
-    let share = |most: u64, least: u64| (size / 20).clamp(least, most) & !(STRIPE - 1);
+    let share = |most: u64, least: u64| (size / 20).clamp(least, most) & !(STRIPE_LEN - 1);
     let large = 1 << 30;
     let metadata_size = share(if size > 50 << 30 { large } else { 256 * MIB }, 32 * MIB);
     let data_size = share(large, 64 * MIB);
-    let first = (8 * MIB).min(size / 10) & !(STRIPE - 1);
+    let first = (8 * MIB).min(size / 10) & !(STRIPE_LEN - 1);
     let both = if mixed { DATA | METADATA } else { METADATA };
 
     let mut system = cursor.take(SYSTEM, 4 * MIB, Profile::Single);
@@ -122,16 +121,20 @@ struct Cursor {
 }
 
 impl Cursor {
-    fn take(&mut self, kind: u64, length: u64, profile: Profile) -> MappedChunk {
+    fn take(&mut self, kind: BlockGroupFlags, length: u64, profile: Profile) -> MappedChunk {
         let (copies, bits) = match profile {
-            Profile::Single => (1, 0),
-            Profile::Dup => (2, DUP),
+            Profile::Single => (1, BlockGroupFlags::empty()),
+            Profile::Dup => (2, BlockGroupFlags::DUP),
         };
         let stripes: Stripes = (0..copies)
             .map(|i| Stripe { device: DEVICE, at: Physical(self.physical + i * length) })
             .collect();
-        let chunk =
-            MappedChunk { start: Logical(self.logical), length, kind: kind | bits, stripes };
+        let chunk = MappedChunk {
+            start: Logical(self.logical),
+            length,
+            kind: kind.bits() | bits.bits(),
+            stripes,
+        };
         self.logical += length;
         self.physical += length * copies;
         chunk

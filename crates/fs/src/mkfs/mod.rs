@@ -13,68 +13,26 @@ mod build;
 mod features;
 mod items;
 mod layout;
+mod plan;
 mod signatures;
 
 pub use features::Features;
 pub use layout::{Profile, minimum_size};
+pub use plan::MkfsOptions;
 pub use signatures::recognise;
 
-use crate::{Error, Result, Timestamp};
-use build::{CHUNK_TREE, CSUM_TREE, DEV_TREE, EXTENT_TREE, FS_TREE, GENERATION, Image, ROOT_TREE};
+use crate::{Error, Result};
+use build::Image;
 use larder_format::dev_item::DevItem;
 use larder_format::features::{CompatRo, Incompat, SuperFlags};
 use larder_format::superblock::{BackupRoot, MAGIC, ROOT_DIR_OBJECTID, Superblock};
-use larder_format::{CsumType, DiskKey, Generation, Key, KeyType, Physical};
+use larder_format::{CsumType, DiskKey, Generation, Key, KeyType, ObjectId, Physical};
 use larder_volume::superblock::{SuperCopies, write_superblocks};
 use larder_volume::{ChunkMap, Device, VolumeError, VolumeResult};
+use plan::{GENERATION, Plan};
+use std::ops::Range;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
-
-/// How to make a file system. The default is what mkfs.btrfs does without options.
-#[derive(Clone, Debug)]
-pub struct MkfsOptions {
-    /// Name, up to 255 bytes without NUL and newline.
-    pub label: Vec<u8>,
-    /// Uuid of the file system. `None`: a random one. If it is given, the other uuids are derived
-    /// from it.
-    pub uuid: Option<[u8; 16]>,
-    /// Copies of metadata. `None`: two, or one with mixed groups.
-    pub metadata: Option<Profile>,
-    /// Copies of data. `None`: one, or as for metadata with mixed groups.
-    pub data: Option<Profile>,
-    /// Checksum of metadata and data.
-    pub csum: CsumType,
-    /// Bytes of a tree node. `None`: 16384, or 4096 with mixed groups.
-    pub nodesize: Option<u32>,
-    /// Features.
-    pub features: Features,
-    /// Time of the first inodes. `None`: now.
-    pub time: Option<Timestamp>,
-    /// User and group that own the root directory.
-    pub root_owner: (u32, u32),
-    /// Overwrite what [`recognise`] finds instead of refusing.
-    pub force: bool,
-    /// Tell the device beforehand that all of it is free.
-    pub discard: bool,
-}
-
-impl Default for MkfsOptions {
-    fn default() -> Self {
-        Self {
-            label: Vec::new(),
-            uuid: None,
-            metadata: None,
-            data: None,
-            csum: CsumType::Crc32c,
-            nodesize: None,
-            features: Features::default(),
-            time: None,
-            root_owner: (0, 0),
-            force: false,
-            discard: true,
-        }
-    }
-}
 
 /// What was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,23 +53,6 @@ pub struct MkfsReport {
     pub data: Profile,
     /// Features.
     pub features: Features,
-}
-
-/// All that is decided before the first byte is made.
-struct Plan {
-    fsid: [u8; 16],
-    device_uuid: [u8; 16],
-    chunk_tree_uuid: [u8; 16],
-    subvol_uuid: [u8; 16],
-    nodesize: u32,
-    csum: CsumType,
-    features: Features,
-    metadata: Profile,
-    data: Profile,
-    total_bytes: u64,
-    time: Timestamp,
-    root_owner: (u32, u32),
-    layout: layout::Layout,
 }
 
 /// Makes a file system on the whole of `device`.
@@ -146,65 +87,6 @@ pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
     })
 }
 
-impl Plan {
-    fn new(size: u64, options: &MkfsOptions) -> Result<Self> {
-        let features = options.features;
-        features.check()?;
-        let nodesize = options.nodesize.unwrap_or(if features.mixed { 4096 } else { 16384 });
-        if !nodesize.is_power_of_two() || !(4096..=65536).contains(&nodesize) {
-            return Err(Error::Unsupported(format!(
-                "node size {nodesize} is none of 4096, 8192, 16384, 32768, 65536"
-            )));
-        }
-        if features.mixed && nodesize != 4096 {
-            return Err(Error::Unsupported(format!(
-                "mixed block groups need nodes of 4096 bytes, not {nodesize}"
-            )));
-        }
-        let default = if features.mixed { Profile::Single } else { Profile::Dup };
-        let metadata = options
-            .metadata
-            .or(if features.mixed { options.data } else { None })
-            .unwrap_or(default);
-        let data = options.data.unwrap_or(if features.mixed { metadata } else { Profile::Single });
-        if features.mixed && metadata != data {
-            return Err(Error::Unsupported(format!(
-                "mixed block groups need equal profiles, not {} for metadata and {} for data",
-                metadata.name(),
-                data.name()
-            )));
-        }
-        let total_bytes = size & !4095;
-        let fsid = options.uuid.unwrap_or_else(|| uuid::Uuid::new_v4().into_bytes());
-        if fsid == [0; 16] {
-            return Err(Error::Unsupported("a file system's uuid must not be all zero".into()));
-        }
-        Ok(Self {
-            root_owner: options.root_owner,
-            fsid,
-            device_uuid: derived_uuid(fsid, b"device"),
-            chunk_tree_uuid: derived_uuid(fsid, b"chunk tree"),
-            subvol_uuid: derived_uuid(fsid, b"top subvolume"),
-            nodesize,
-            csum: options.csum,
-            features,
-            metadata,
-            data,
-            total_bytes,
-            time: options.time.unwrap_or_else(Timestamp::now),
-            layout: layout::plan(total_bytes, metadata, data, features.mixed)?,
-        })
-    }
-}
-
-/// A uuid that follows from the file system's. It is of version 8, "custom", as in RFC 9562.
-fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
-    let hash = CsumType::Blake2b.compute(&[&fsid[..], of].concat());
-    uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash"))
-        .into_uuid()
-        .into_bytes()
-}
-
 /// A superblock that has only a label.
 fn labelled(label: &[u8]) -> Result<Box<Superblock>> {
     let mut sb = Superblock::new_box_zeroed().expect("memory for one superblock");
@@ -224,28 +106,26 @@ fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
     if discard && let Err(e) = device.discard(Physical(0), size) {
         tracing::debug!("discarding {} failed, going on: {e}", device.name());
     }
-    zero(device, 0, ENDS.min(size))?;
+    zero(device, Physical(0)..Physical(ENDS.min(size)))?;
     for at in larder_volume::superblock::copies_within(size) {
-        zero(device, at.0, at.0 + WIPE_BLOCK)?;
+        zero(device, at..at.plus(WIPE_BLOCK))?;
     }
-    zero(device, size.saturating_sub(ENDS), size)?;
+    zero(device, Physical(size.saturating_sub(ENDS))..Physical(size))?;
     flush(device)
 }
 
-/// Writes zeros over what is not zero between two addresses.
-fn zero(device: &dyn Device, from: u64, to: u64) -> Result<()> {
-    let mut at = from;
-    while at < to {
-        let len = WIPE_BLOCK.min(to - at);
+/// Writes zeros over what is not zero.
+fn zero(device: &dyn Device, range: Range<Physical>) -> Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        let len = WIPE_BLOCK.min(range.end.0 - at.0);
         let block = &mut [0; WIPE_BLOCK as usize][..usize::try_from(len).expect("one block")];
-        device.read_at(Physical(at), block).map_err(|e| io_error(device, "read", at, len, e))?;
+        device.read_at(at, block).map_err(|e| io_error(device, "read", at, len, e))?;
         if block.iter().any(|b| *b != 0) {
             block.fill(0);
-            device
-                .write_at(Physical(at), block)
-                .map_err(|e| io_error(device, "write", at, len, e))?;
+            device.write_at(at, block).map_err(|e| io_error(device, "write", at, len, e))?;
         }
-        at += len;
+        at = at.plus(len);
     }
     Ok(())
 }
@@ -259,30 +139,30 @@ fn write_blocks(device: &dyn Device, plan: &Plan, image: &Image) -> VolumeResult
         for stripe in map.lookup(*at, block.len() as u64)?.stripes {
             device
                 .write_at(stripe.at, block)
-                .map_err(|e| io_error(device, "write", stripe.at.0, block.len() as u64, e))?;
+                .map_err(|e| io_error(device, "write", stripe.at, block.len() as u64, e))?;
         }
     }
     Ok(())
 }
 
 fn flush(device: &dyn Device) -> Result<()> {
-    Ok(device.flush().map_err(|e| io_error(device, "flush", 0, device.size(), e))?)
+    Ok(device.flush().map_err(|e| io_error(device, "flush", Physical(0), device.size(), e))?)
 }
 
 fn io_error(
     device: &dyn Device,
     op: &'static str,
-    at: u64,
+    at: Physical,
     len: u64,
     source: std::io::Error,
 ) -> VolumeError {
-    VolumeError::Io { device: device.name(), op, at: Physical(at), len, source }
+    VolumeError::Io { device: device.name(), op, at, len, source }
 }
 
 /// Completes the superblock.
 fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superblock> {
-    let tree = |id| image.trees[&id];
-    let (root, chunk_root) = (tree(ROOT_TREE), tree(CHUNK_TREE));
+    let tree = |id: ObjectId| image.trees[&id];
+    let (root, chunk_root) = (tree(ObjectId::ROOT_TREE), tree(ObjectId::CHUNK_TREE));
     sb.magic = MAGIC;
     sb.fsid = plan.fsid;
     sb.set_super_flags(SuperFlags::WRITTEN);
@@ -307,14 +187,14 @@ fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superb
     let key = Key::new(256, KeyType::CHUNK_ITEM, plan.layout.system.start.0);
     let system = [DiskKey::from(key).as_bytes(), &items::chunk(plan, &plan.layout.system)].concat();
     sb.set_sys_chunk_bytes(&system).expect("one chunk fits");
-    let pair = |id| (U64::new(tree(id).root.0), U64::new(GENERATION.0));
+    let pair = |id: ObjectId| (U64::new(tree(id).root.0), U64::new(GENERATION.0));
     let mut backup = BackupRoot::new_zeroed();
-    (backup.tree_root, backup.tree_root_gen) = pair(ROOT_TREE);
-    (backup.chunk_root, backup.chunk_root_gen) = pair(CHUNK_TREE);
-    (backup.extent_root, backup.extent_root_gen) = pair(EXTENT_TREE);
-    (backup.fs_root, backup.fs_root_gen) = pair(FS_TREE);
-    (backup.dev_root, backup.dev_root_gen) = pair(DEV_TREE);
-    (backup.csum_root, backup.csum_root_gen) = pair(CSUM_TREE);
+    (backup.tree_root, backup.tree_root_gen) = pair(ObjectId::ROOT_TREE);
+    (backup.chunk_root, backup.chunk_root_gen) = pair(ObjectId::CHUNK_TREE);
+    (backup.extent_root, backup.extent_root_gen) = pair(ObjectId::EXTENT_TREE);
+    (backup.fs_root, backup.fs_root_gen) = pair(ObjectId::FS_TREE);
+    (backup.dev_root, backup.dev_root_gen) = pair(ObjectId::DEV_TREE);
+    (backup.csum_root, backup.csum_root_gen) = pair(ObjectId::CSUM_TREE);
     backup.total_bytes.set(plan.total_bytes);
     backup.bytes_used.set(image.bytes_used);
     backup.num_devices.set(1);

@@ -2,6 +2,7 @@
 //! tests the kernel and btrfs-progs look at the same images.
 
 use super::*;
+use crate::Timestamp;
 use larder_format::node::NodeView;
 use larder_volume::{FileDevice, OpenMode, read_all_superblocks, read_superblock};
 use std::process::Command;
@@ -149,7 +150,7 @@ fn every_node_size_and_feature_set_packs() {
             // Only the root tree with 4 KiB nodes and a block-group tree needs a second level.
             let two_levels = nodesize == 4096 && features.block_group_tree;
             for (id, tree) in &image.trees {
-                let level = u8::from(two_levels && *id == ROOT_TREE);
+                let level = u8::from(two_levels && *id == ObjectId::ROOT_TREE);
                 assert_eq!(
                     (tree.level, tree.blocks),
                     (level, 1 + 2 * u64::from(level)),

@@ -351,6 +351,7 @@ pub(crate) fn load(
     Ok(())
 }
 
+/// Calls `each` with every maximal run of free space, in either form.
 fn walk(
     tree: &mut dyn TreeOps,
     group: Run,
@@ -370,41 +371,58 @@ fn walk(
         Ok(())
     };
     if info.bitmaps {
-        for map in bitmaps_of(group, group) {
-            let (_, bits) = read_bitmap(tree, map)?;
-            let all = bit_range(map, map);
-            let mut n = all.start;
-            while n < all.end {
-                if !get_bit(&bits, n) {
-                    n += 1;
-                    continue;
-                }
-                let first = n;
-                while n < all.end && get_bit(&bits, n) {
-                    n += 1;
-                }
-                push(Run::new(map.start.plus(first as u64 * SECTOR), (n - first) as u64 * SECTOR))?;
-            }
-        }
+        walk_bitmaps(tree, group, &mut push)?;
     } else {
-        let mut from = Key::new(group.start, KeyType::FREE_SPACE_EXTENT, 0);
-        let mut end = group.start;
-        while let Some((key, _)) = tree.at_or_after(&from)? {
-            if key.objectid.0 >= group.end().0 {
-                break;
+        walk_extents(tree, group, &mut push)?;
+    }
+    pending.map_or(Ok(()), each)
+}
+
+/// Calls `push` with every run of set bits. A run that crosses a border comes in parts.
+fn walk_bitmaps(
+    tree: &mut dyn TreeOps,
+    group: Run,
+    push: &mut dyn FnMut(Run) -> Result<()>,
+) -> Result<()> {
+    for map in bitmaps_of(group, group) {
+        let (_, bits) = read_bitmap(tree, map)?;
+        let all = bit_range(map, map);
+        let mut n = all.start;
+        while n < all.end {
+            if !get_bit(&bits, n) {
+                n += 1;
+                continue;
             }
-            let run = parse_extent(key, group)?;
-            if run.start < end {
-                return Err(corrupt(key, "free-space extents overlap"));
+            let first = n;
+            while n < all.end && get_bit(&bits, n) {
+                n += 1;
             }
-            end = run.end();
-            push(run)?;
-            let Some(next) = key.successor() else { break };
-            from = next;
+            push(Run::new(map.start.plus(first as u64 * SECTOR), (n - first) as u64 * SECTOR))?;
         }
     }
-    if let Some(run) = pending {
-        each(run)?;
+    Ok(())
+}
+
+/// Calls `push` with every free extent.
+fn walk_extents(
+    tree: &mut dyn TreeOps,
+    group: Run,
+    push: &mut dyn FnMut(Run) -> Result<()>,
+) -> Result<()> {
+    let mut from = Key::new(group.start, KeyType::FREE_SPACE_EXTENT, 0);
+    let mut end = group.start;
+    while let Some((key, _)) = tree.at_or_after(&from)? {
+        if key.objectid.0 >= group.end().0 {
+            break;
+        }
+        let run = parse_extent(key, group)?;
+        if run.start < end {
+            return Err(corrupt(key, "free-space extents overlap"));
+        }
+        end = run.end();
+        push(run)?;
+        let Some(next) = key.successor() else { break };
+        from = next;
     }
     Ok(())
 }

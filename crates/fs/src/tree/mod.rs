@@ -2,9 +2,9 @@
 //!
 //! From the bottom: `image` edits the bytes of one node, `node` is a node in memory, `store` reads
 //! and caches clean nodes, `version` is a tree that never changes and its cursors. `source` is what
-//! an edit asks of space, `edit` changes items, and `balance` decides how leaves are divided. `tree`
-//! is a tree that changes, `roots` the trees of which a file system has one each. `holds` measures
-//! how long edits lock a tree.
+//! an edit asks of space, `edit` changes items, and `balance` decides how leaves are divided.
+//! `tree` is a tree that changes, `roots` the trees of which a file system has one each. `holds`
+//! measures how long edits lock a tree.
 
 mod balance;
 mod edit;

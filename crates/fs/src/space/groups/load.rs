@@ -55,53 +55,21 @@ pub(crate) fn load(
     nodesize: u32,
 ) -> Result<Loaded> {
     let run = Run::new(chunk.start, chunk.length);
-    let key = Key::new(run.start, KeyType::BLOCK_GROUP_ITEM, run.len);
-    let corrupt = |what: String| Error::corrupt(Place::item(items_tree, key), what);
-    let data = items.get(&key)?.ok_or_else(|| corrupt("the chunk has no block group".into()))?;
-    let item = BlockGroupItem::parse(run.len, &data).map_err(|e| corrupt(e.0))?;
-    if item.kind().bits() != chunk.kind {
-        return Err(corrupt(format!(
-            "type {:#x}, but its chunk has {:#x}",
-            item.kind(),
-            chunk.kind
-        )));
-    }
+    let item = item_of(chunk, items, items_tree)?;
     let used = item.used.get();
-    let mut rebuild = false;
-    let mut index = None;
-    if let FreeSource::Tree(tree) = free {
-        let mut runs = FreeIndex::new();
-        let loaded = free_space_tree::load(&mut **tree, run, &mut |r| {
-            runs.insert(r);
-            Ok(())
-        });
-        match loaded {
-            Ok(()) if runs.total() == run.len - used => index = Some(runs),
-            Ok(()) => {
-                tracing::warn!(group = %run.start, used, free = runs.total(), "free-space tree is \
-                    wrong");
-                rebuild = true;
-            }
-            Err(e @ Error::Corrupt { .. }) => {
-                tracing::warn!(group = %run.start, error = %e, "free-space tree is damaged");
-                rebuild = true;
-            }
-            Err(e) => return Err(e),
-        }
-    }
-    let index = match index {
+    let recorded = match free {
+        FreeSource::Tree(tree) => recorded_free(&mut **tree, run, used)?,
+        FreeSource::Extents => None,
+    };
+    let rebuild_free_space = recorded.is_none() && matches!(free, FreeSource::Tree(_));
+    let index = match recorded {
         Some(index) => index,
         None => {
-            let mut index = FreeIndex::new();
-            index.insert(run);
-            for r in scan_used(extents, nodesize, run)? {
-                index.remove_range(r);
-            }
+            let index = unused(extents, nodesize, run)?;
             if index.total() != run.len - used {
                 let held = run.len - index.total();
-                return Err(corrupt(format!(
-                    "used {used}, but the extent tree holds {held} bytes"
-                )));
+                let what = format!("used {used}, but the extent tree holds {held} bytes");
+                return Err(Error::corrupt(Place::item(items_tree, item_key(run)), what));
             }
             index
         }
@@ -109,7 +77,59 @@ pub(crate) fn load(
     let excluded = chunk.superblock_ranges();
     // A group that is read was there before this mount, so it belongs to every transaction.
     let group = BlockGroup::new(run, item.kind(), Generation(0), used, index, &excluded);
-    Ok(Loaded { group, rebuild_free_space: rebuild })
+    Ok(Loaded { group, rebuild_free_space })
+}
+
+fn item_key(group: Run) -> Key {
+    Key::new(group.start, KeyType::BLOCK_GROUP_ITEM, group.len)
+}
+
+/// The block group item of a chunk.
+fn item_of(
+    chunk: &MappedChunk,
+    items: &mut dyn TreeOps,
+    items_tree: ObjectId,
+) -> Result<BlockGroupItem> {
+    let key = item_key(Run::new(chunk.start, chunk.length));
+    let corrupt = |what: String| Error::corrupt(Place::item(items_tree, key), what);
+    let data = items.get(&key)?.ok_or_else(|| corrupt("the chunk has no block group".into()))?;
+    let item = *BlockGroupItem::parse(chunk.length, &data).map_err(|e| corrupt(e.0))?;
+    let kind = item.kind();
+    if kind.bits() != chunk.kind {
+        return Err(corrupt(format!("type {kind:#x}, but its chunk has {:#x}", chunk.kind)));
+    }
+    Ok(item)
+}
+
+/// The free space of a group as the free-space tree records it, if that can be right.
+fn recorded_free(tree: &mut dyn TreeOps, group: Run, used: u64) -> Result<Option<FreeIndex>> {
+    let mut runs = FreeIndex::new();
+    let loaded = free_space_tree::load(tree, group, &mut |r| {
+        runs.insert(r);
+        Ok(())
+    });
+    match loaded {
+        Ok(()) if runs.total() == group.len - used => return Ok(Some(runs)),
+        Ok(()) => {
+            let (group, free) = (group.start, runs.total());
+            tracing::warn!(%group, used, free, "free-space tree is wrong");
+        }
+        Err(e @ Error::Corrupt { .. }) => {
+            tracing::warn!(group = %group.start, error = %e, "free-space tree is damaged");
+        }
+        Err(e) => return Err(e),
+    }
+    Ok(None)
+}
+
+/// What no extent takes of a group.
+fn unused(extents: &mut dyn TreeOps, nodesize: u32, group: Run) -> Result<FreeIndex> {
+    let mut index = FreeIndex::new();
+    index.insert(group);
+    for used in scan_used(extents, nodesize, group)? {
+        index.remove_range(used);
+    }
+    Ok(index)
 }
 
 /// What extents of the extent tree take of a group: maximal runs, ascending.

@@ -387,7 +387,8 @@ proptest! {
         let flags = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
         let copy = [(Logical(MIB + 65536), 65536)];
         g.add(BlockGroup::empty(run(MIB..2 * MIB), flags, Generation(1), &copy)).unwrap();
-        g.add(BlockGroup::empty(run(2 * MIB..2 * MIB + MIB / 2), flags, Generation(2), &[])).unwrap();
+        let second = run(2 * MIB..2 * MIB + MIB / 2);
+        g.add(BlockGroup::empty(second, flags, Generation(2), &[])).unwrap();
         let mut r = g.space().empty(SpaceKind::Metadata);
         let mut data = g.space().empty(SpaceKind::Data);
         let (mut owned, mut pinned): (Vec<Run>, Vec<Run>) = (Vec::new(), Vec::new());
@@ -404,8 +405,9 @@ proptest! {
                     }
                 }
                 1 | 2 => {
-                    let want = u64::from(1 + n % 32) * 4096;
-                    owned.extend(g.allocate_data(Lengths { most: want, least: 4096 }, ANY, &mut data).ok());
+                    let most = u64::from(1 + n % 32) * 4096;
+                    let wanted = Lengths { most, least: 4096 };
+                    owned.extend(g.allocate_data(wanted, ANY, &mut data).ok());
                 }
                 3 if !owned.is_empty() => {
                     let run = owned.swap_remove(slot);

@@ -1,0 +1,145 @@
+//! What is decided before the first byte is made: defaults for what the options leave open, and
+//! which options do not go together.
+
+use super::features::Features;
+use super::layout::{self, Layout, Profile};
+use crate::{Error, Result, Timestamp};
+use larder_format::{CsumType, Generation};
+
+/// Transaction that everything in a new file system belongs to.
+pub(super) const GENERATION: Generation = Generation(1);
+
+/// How to make a file system. The default is what mkfs.btrfs does without options.
+#[derive(Clone, Debug)]
+pub struct MkfsOptions {
+    /// Name, up to 255 bytes without NUL and newline.
+    pub label: Vec<u8>,
+    /// Uuid of the file system. `None`: a random one. If it is given, the other uuids are derived
+    /// from it.
+    pub uuid: Option<[u8; 16]>,
+    /// Copies of metadata. `None`: two, or one with mixed groups.
+    pub metadata: Option<Profile>,
+    /// Copies of data. `None`: one, or as for metadata with mixed groups.
+    pub data: Option<Profile>,
+    /// Checksum of metadata and data.
+    pub csum: CsumType,
+    /// Bytes of a tree node. `None`: 16384, or 4096 with mixed groups.
+    pub nodesize: Option<u32>,
+    /// Features.
+    pub features: Features,
+    /// Time of the first inodes. `None`: now.
+    pub time: Option<Timestamp>,
+    /// User and group that own the root directory.
+    pub root_owner: (u32, u32),
+    /// Overwrite what [`recognise`] finds instead of refusing.
+    pub force: bool,
+    /// Tell the device beforehand that all of it is free.
+    pub discard: bool,
+}
+
+impl Default for MkfsOptions {
+    fn default() -> Self {
+        Self {
+            label: Vec::new(),
+            uuid: None,
+            metadata: None,
+            data: None,
+            csum: CsumType::Crc32c,
+            nodesize: None,
+            features: Features::default(),
+            time: None,
+            root_owner: (0, 0),
+            force: false,
+            discard: true,
+        }
+    }
+}
+
+/// All that is decided before the first byte is made.
+pub(super) struct Plan {
+    pub(super) fsid: [u8; 16],
+    pub(super) device_uuid: [u8; 16],
+    pub(super) chunk_tree_uuid: [u8; 16],
+    pub(super) subvol_uuid: [u8; 16],
+    pub(super) nodesize: u32,
+    pub(super) csum: CsumType,
+    pub(super) features: Features,
+    pub(super) metadata: Profile,
+    pub(super) data: Profile,
+    pub(super) total_bytes: u64,
+    pub(super) time: Timestamp,
+    pub(super) root_owner: (u32, u32),
+    pub(super) layout: Layout,
+}
+
+impl Plan {
+    /// Fails for options that do not go together, and for a device that is too small.
+    pub(super) fn new(size: u64, options: &MkfsOptions) -> Result<Self> {
+        let features = options.features;
+        features.check()?;
+        let nodesize = nodesize(options)?;
+        let (metadata, data) = profiles(options)?;
+        let total_bytes = size & !4095;
+        let fsid = options.uuid.unwrap_or_else(|| uuid::Uuid::new_v4().into_bytes());
+        if fsid == [0; 16] {
+            return Err(Error::Unsupported("a file system's uuid must not be all zero".into()));
+        }
+        Ok(Self {
+            root_owner: options.root_owner,
+            fsid,
+            device_uuid: derived_uuid(fsid, b"device"),
+            chunk_tree_uuid: derived_uuid(fsid, b"chunk tree"),
+            subvol_uuid: derived_uuid(fsid, b"top subvolume"),
+            nodesize,
+            csum: options.csum,
+            features,
+            metadata,
+            data,
+            total_bytes,
+            time: options.time.unwrap_or_else(Timestamp::now),
+            layout: layout::plan(total_bytes, metadata, data, features.mixed)?,
+        })
+    }
+}
+
+/// A uuid that follows from the file system's. It is of version 8, "custom", as in RFC 9562.
+fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
+    let hash = CsumType::Blake2b.compute(&[&fsid[..], of].concat());
+    uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash"))
+        .into_uuid()
+        .into_bytes()
+}
+
+/// Bytes of a tree node.
+fn nodesize(options: &MkfsOptions) -> Result<u32> {
+    let features = options.features;
+    let nodesize = options.nodesize.unwrap_or(if features.mixed { 4096 } else { 16384 });
+    if !nodesize.is_power_of_two() || !(4096..=65536).contains(&nodesize) {
+        return Err(Error::Unsupported(format!(
+            "node size {nodesize} is none of 4096, 8192, 16384, 32768, 65536"
+        )));
+    }
+    if features.mixed && nodesize != 4096 {
+        return Err(Error::Unsupported(format!(
+            "mixed block groups need nodes of 4096 bytes, not {nodesize}"
+        )));
+    }
+    Ok(nodesize)
+}
+
+/// Copies of metadata and of data.
+fn profiles(options: &MkfsOptions) -> Result<(Profile, Profile)> {
+    let features = options.features;
+    let default = if features.mixed { Profile::Single } else { Profile::Dup };
+    let metadata =
+        options.metadata.or(if features.mixed { options.data } else { None }).unwrap_or(default);
+    let data = options.data.unwrap_or(if features.mixed { metadata } else { Profile::Single });
+    if features.mixed && metadata != data {
+        return Err(Error::Unsupported(format!(
+            "mixed block groups need equal profiles, not {} for metadata and {} for data",
+            metadata.name(),
+            data.name()
+        )));
+    }
+    Ok((metadata, data))
+}
