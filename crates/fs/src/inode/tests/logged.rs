@@ -189,16 +189,19 @@ fn an_fsync_after_one_that_could_not_read_has_everything() {
         Arc::new(Unreadable { memory: Memory::new(256 << 20), fails: AtomicBool::new(false) });
     mkfs(&*device, &MkfsOptions::default()).unwrap();
     let fs = Filesystem::open(device.clone(), options()).unwrap();
-    let f = fs.create(fs.root(), b"f", &new(FileKind::Regular)).unwrap().id;
-    // Its extents fill several leaves.
-    for n in 0..600u64 {
-        fs.write(f, n * 8192, &[1; 4096]).unwrap();
-    }
+    // The extents of each fill several leaves.
+    let [f, _] = [b"f", b"g"].map(|name| {
+        let id = fs.create(fs.root(), name, &new(FileKind::Regular)).unwrap().id;
+        for n in 0..600 {
+            fs.write(id, n * 8192, &[1; 4096]).unwrap();
+        }
+        id
+    });
     fs.close().unwrap();
     let fs = Filesystem::open(device.clone(), options()).unwrap();
     fs.write(f, 0, &[2; 4096]).unwrap();
     crate::file::fsync_data(&fs.core, &fs.core.inode(f).unwrap()).unwrap();
-    // The last leaf has not been read yet.
+    // The last leaf of its extents has not been read yet.
     device.fails.store(true, Ordering::Relaxed);
     assert!(matches!(fs.fsync(f, false), Err(Error::Volume(_))));
     device.fails.store(false, Ordering::Relaxed);
