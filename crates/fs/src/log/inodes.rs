@@ -1,9 +1,9 @@
 //! What is known while the log of a subvolume is replayed, above all of its inodes.
 //!
-//! [`Replay`] is what the steps of replaying work on: the log, the subvolume's tree with the changes
-//! so far, and each inode that any step has looked at. An inode is read once, changed here, and
-//! written to the tree at the end. The steps are in the modules that follow: names, extents, and
-//! their order.
+//! [`Replay`] is what the steps of replaying work on: the log, the subvolume's tree with the
+//! changes so far, and each inode that any step has looked at. An inode is read once, changed here,
+//! and written to the tree at the end. The steps are in the modules that follow: names, extents,
+//! and their order.
 
 use super::logged_data::{Claims, RefChange, Sums};
 use super::overlay::Overlay;
