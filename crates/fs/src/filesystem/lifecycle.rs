@@ -4,12 +4,12 @@ use crate::api::{FsInfo, InodeId, OpenOptions, StatFs, SubvolChoice};
 use crate::engine::Core;
 use crate::engine::fronts::FrontId;
 use crate::error::{Error, Result};
+use crate::lock::{self, Mutex};
 use crate::space::SpaceKind::{Data, Metadata};
 use crate::transaction::commit;
 use crate::tree::IMAGE_COPIES;
 use larder_format::{Generation, TreeId};
 use larder_volume::{Device, DeviceStats};
-use parking_lot::Mutex;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ pub struct Filesystem {
 #[derive(Debug)]
 struct Engine {
     core: Arc<Core>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>, lock::Threads>,
 }
 
 /// Counters since the file system was opened; shown by `larder stats`.
@@ -470,7 +470,8 @@ impl Engine {
         self.core.txns.stop();
         self.core.data.stop();
         self.core.flushes.stop();
-        for t in std::mem::take(&mut *self.threads.lock()) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for t in threads {
             // If a thread panicked, the file system became read-only then.
             let _ = t.join();
         }

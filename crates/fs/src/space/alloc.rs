@@ -13,6 +13,7 @@
 
 use crate::api::OpenOptions;
 use crate::error::{Error, Place, Result};
+use crate::lock::{self, Mutex};
 use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, mapped, plan_chunk};
 use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
@@ -26,7 +27,6 @@ use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
 use larder_format::{DeviceId, Generation, Key, KeyType, Logical, ObjectId, Physical, Superblock};
 use larder_volume::Volume;
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -157,7 +157,7 @@ pub(crate) struct Allocator {
     pub(crate) features: ExtentFeatures,
     pub(crate) accounts: Arc<Accounts>,
     pub(crate) groups: Groups,
-    device: Mutex<DeviceSpace>,
+    device: Mutex<DeviceSpace, lock::DeviceSpace>,
     /// Chunks made for data, for metadata and for the chunk tree, and chunks given back. Where data
     /// and metadata are mixed, the second counts both. They change with `device` locked.
     made: [AtomicU64; 3],
@@ -169,7 +169,7 @@ pub(crate) struct Allocator {
     /// Bytes that operations have kept for the commit that is under way.
     pub(crate) kept_by_commit: AtomicU64,
     /// Groups whose record in the free-space tree is wrong. The next commit makes it anew.
-    rebuild: Mutex<Vec<Run>>,
+    rebuild: Mutex<Vec<Run>, lock::Rebuild>,
     pub(crate) discards: Discards,
     /// Addresses for new blocks that operations did not need.
     pub(crate) preallocated: PreallocatedBlocks,

@@ -18,10 +18,10 @@
 //! ([`Allocator::hurry`]), only for a discard that is under way. A discard that fails is no reason
 //! to fail anything else; after the first failure no more are tried.
 
+use crate::lock::{self, Mutex};
 use crate::space::alloc::Allocator;
 use crate::space::{Run, RunJoiner, SpaceKind};
 use larder_format::{DeviceId, Logical, Physical};
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whole blocks of this size are discarded, and nothing smaller.
@@ -35,12 +35,12 @@ const MOST_AT_CLOSE: usize = 16384;
 #[derive(Debug, Default)]
 pub(crate) struct Discards {
     /// Freed data, still pinned.
-    queue: Mutex<Vec<Run>>,
+    queue: Mutex<Vec<Run>, lock::DiscardQueue>,
     /// Held while space that no version can reach any more is given back. A second caller finds
     /// that space free when it gets the lock.
-    releasing: Mutex<()>,
+    releasing: Mutex<(), lock::Releasing>,
     /// Held while the device discards. Its holder waits for the device and for nothing else.
-    pub(crate) busy: Mutex<()>,
+    pub(crate) busy: Mutex<(), lock::Discarding>,
     /// A discard has failed.
     given_up: AtomicBool,
 }

@@ -14,12 +14,12 @@
 //! behind, delayed data and notes for the commit, is for the reclaimer, which then looks again.
 //! `docs/SPACE.md` has the rules, under "Which requests are refused".
 //!
-//! Lock order: nothing is locked, and nothing is called, with an account locked.
+//! With an account locked only a ticket is locked, and nothing is called.
 
 use crate::api::may_wait;
 use crate::error::{Error, Result};
+use crate::lock::{self, Condvar, Locked, Mutex, Wait};
 use crate::space::SpaceKind;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -122,7 +122,7 @@ struct Ticket {
     bytes: u64,
     overcommits: bool,
     asked: Asked,
-    state: Mutex<TicketState>,
+    state: Mutex<TicketState, lock::Ticket>,
     changed: Condvar,
 }
 
@@ -221,7 +221,7 @@ impl AccountState {
 
 #[derive(Default)]
 struct Account {
-    state: Mutex<AccountState>,
+    state: Mutex<AccountState, lock::Account>,
     tickets: AtomicU64,
     reclaims: AtomicU64,
     refused: AtomicU64,
@@ -505,6 +505,7 @@ impl Space {
         if RECLAIMING.get() {
             return self.reserve_emergency(kind, bytes);
         }
+        lock::before_waiting(Wait::Commit);
         match self.try_reserve_as(kind, bytes, asked) {
             Some(guard) => Ok(guard),
             None => {
@@ -549,6 +550,7 @@ impl Space {
     /// in line like every request, waits for those before it and for operations that pass, and lets
     /// no other through until `f` is done. What `f` reserves must not wait.
     pub fn alone<R>(&self, kind: SpaceKind, f: impl FnOnce() -> R) -> R {
+        lock::before_waiting(Wait::Commit);
         let account = self.account(kind);
         let ticket = Arc::new(Ticket {
             // This ticket is never served. It stands in the way.
@@ -674,13 +676,13 @@ impl Space {
 
 impl Ticket {
     /// Waits to be woken. Every change locks the account first, so nothing is missed.
-    fn wait(&self, state: MutexGuard<'_, AccountState>) {
+    fn wait(&self, state: Locked<'_, AccountState>) {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait(&mut mine);
     }
     /// The same for `longest` at most. Returns true if that time has passed.
-    fn wait_for(&self, state: MutexGuard<'_, AccountState>, longest: Duration) -> bool {
+    fn wait_for(&self, state: Locked<'_, AccountState>, longest: Duration) -> bool {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait_for(&mut mine, longest).timed_out()

@@ -11,6 +11,7 @@
 use crate::api::{OpenOptions, Timestamp};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
+use crate::lock::{self, Mutex};
 use crate::space::alloc::{Allocator, Pinned};
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
@@ -20,7 +21,6 @@ use crate::transaction::{CommitSource, Handle, Transactions, Txn};
 use crate::tree::{Epochs, NodeStore, Roots, TreeStats};
 use larder_format::{CsumType, Generation, Superblock};
 use larder_volume::Volume;
-use parking_lot::Mutex;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -33,7 +33,7 @@ pub(crate) struct Ground {
     pub(crate) store: Arc<NodeStore>,
     pub(crate) epochs: Arc<Epochs<Pinned>>,
     /// The superblock as last written. Only the committer changes it.
-    pub(crate) superblock: Mutex<Box<Superblock>>,
+    pub(crate) superblock: Mutex<Box<Superblock>, lock::Superblock>,
     pub(crate) csum: CsumType,
     pub(crate) roots: Roots,
     pub(crate) space: Allocator,
@@ -44,7 +44,7 @@ pub(crate) struct Ground {
     pub(crate) fake_time: AtomicU64,
     pub(crate) published: AtomicU64,
     /// The superblock that a commit wrote last, without a log. Held while a superblock is written.
-    pub(crate) superblock_written: Mutex<SuperblockWritten>,
+    pub(crate) superblock_written: Mutex<SuperblockWritten, lock::SuperblockOrder>,
     pub(crate) flushes: Flushes,
     /// Set once, when the file system is opened.
     pub(crate) above: OnceLock<Weak<dyn CommitSource>>,

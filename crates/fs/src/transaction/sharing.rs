@@ -128,12 +128,12 @@ impl Ground {
                 return Err(EditStop::Need(Need::Refs(at, level)));
             };
             debug_assert!(base == view.base && view.running.generation == txn.generation);
-            let mut refs = at_once(|| txn.refs.try_lock())?;
-            let now = refs.delta(at);
             let sealed = match &view.sealed {
                 Some(sealed) => at_once(|| sealed.refs.try_lock())?.delta(at),
                 None => RefDelta::default(),
             };
+            let mut refs = at_once(|| txn.refs.try_lock())?;
+            let now = refs.delta(at);
             let count = i128::from(info.refs) + i128::from(now.total) + i128::from(sealed.total);
             let full = info.full_backref || now.set_full_backref || sealed.set_full_backref;
             if count < 1 {

@@ -4,11 +4,11 @@
 //! ([`crate::engine::Subvolume`]).
 
 use crate::error::Result;
+use crate::lock::{self, Mutex};
 use crate::transaction::Ground;
 use crate::tree::{Item, Root, Tree, Version};
 use larder_format::items::RootItem;
 use larder_format::{Generation, Key, TreeId};
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The tree of a subvolume.
@@ -22,9 +22,9 @@ pub(crate) struct SubvolumeTree {
     pub(crate) tree: Tree,
     /// The tree as the last sealed transaction left it: its root, and the transaction that follows
     /// that one.
-    base: Mutex<(Generation, Root)>,
+    base: Mutex<(Generation, Root), lock::SealedRoot>,
     /// Its ROOT_ITEM as last read or written.
-    pub(crate) item: Mutex<RootItem>,
+    pub(crate) item: Mutex<RootItem, lock::SubvolItem>,
     /// Was it deleted? Then nothing in it changes any more.
     dead: AtomicBool,
 }

@@ -12,11 +12,10 @@
 use crate::api::may_wait;
 use crate::engine::{Core, Inode};
 use crate::error::Result;
-use crate::lock::{self, Locked, Mutex};
+use crate::lock::{self, Condvar, Locked, Mutex, Wait};
 use crate::space::reserve::Reservation;
 use dirty::{Buffers, Counts, Dirty, Gaps, MOST_RECENT, SECTOR_LEN, Taken, index};
 use larder_format::items::inode::InodeFlags;
-use parking_lot::Condvar;
 use scratch::Scratch;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -219,13 +218,14 @@ impl FileData {
         self.wait_until(|inner| !inner.in_flight.values().any(|f| f.taken.age < age))
     }
     fn wait_until(&self, done: impl Fn(&Inner) -> bool) -> Result<()> {
+        lock::before_waiting(Wait::Commit);
         if self.is_clean() {
             return Ok(());
         }
         let mut inner = self.inner.lock();
         while !done(&inner) {
             may_wait()?;
-            self.completed.wait(inner.inner());
+            self.completed.wait(&mut inner);
         }
         Ok(())
     }
@@ -556,7 +556,7 @@ pub(crate) struct DataState {
     /// The memory that write-back takes besides.
     pub(crate) scratch: Scratch,
     failures: AtomicU64,
-    threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>, lock::Threads>,
 }
 
 /// Most memory that delayed data may take.
@@ -612,7 +612,7 @@ impl DataState {
             buffers: Buffers::default(),
             scratch: Scratch::default(),
             failures: AtomicU64::new(0),
-            threads: parking_lot::Mutex::default(),
+            threads: Mutex::default(),
         }
     }
     /// Bytes that wait for write-back.
@@ -696,6 +696,7 @@ impl DataState {
     }
     /// Waits, or writes back, until `len` more bytes may be delayed.
     pub(crate) fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
+        lock::before_waiting(Wait::Commit);
         let fits = || {
             let delayed = self.delayed_bytes();
             delayed == 0 || self.memory() + len <= budget(core)
@@ -715,13 +716,14 @@ impl DataState {
             let mut shared = self.shared.lock();
             shared.waiting += 1;
             while shared.progress == progress && !shared.jobs.is_empty() && !fits() {
-                self.ended.wait(shared.inner());
+                self.ended.wait(&mut shared);
             }
             shared.waiting -= 1;
         }
     }
     /// Writes back everything that was written before this call. The workers help.
     pub(crate) fn flush(&self, core: &Core) {
+        lock::before_waiting(Wait::Commit);
         let before = self.tick();
         {
             let mut shared = self.shared.lock();
@@ -742,7 +744,7 @@ impl DataState {
                 return;
             }
             while shared.progress == progress && !shared.jobs.is_empty() {
-                self.ended.wait(shared.inner());
+                self.ended.wait(&mut shared);
             }
         }
     }
@@ -753,11 +755,12 @@ impl DataState {
     /// Waits for the write-backs that are under way. What they have reserved and do not need is
     /// known only when they end, above all for compressed data. Returns false when there are none.
     pub(crate) fn settle(&self) -> bool {
+        lock::before_waiting(Wait::Commit);
         let mut shared = self.shared.lock();
         let next = shared.next_job;
         let any = !shared.jobs.is_empty();
         while shared.jobs.first_key_value().is_some_and(|(number, _)| *number < next) {
-            self.ended.wait(shared.inner());
+            self.ended.wait(&mut shared);
         }
         any
     }
@@ -769,7 +772,8 @@ impl DataState {
             self.work.notify_all();
             self.more_work.notify_all();
         }
-        for thread in std::mem::take(&mut *self.threads.lock()) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
             // The threads catch their own panics.
             let _ = thread.join();
         }

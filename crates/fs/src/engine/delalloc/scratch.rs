@@ -15,8 +15,8 @@
 use super::Submission;
 use crate::base::sectors::SECTOR;
 use crate::engine::{Core, compression};
+use crate::lock::{self, Condvar, Mutex, Wait};
 use larder_format::MAX_COMPRESSED_EXTENT;
-use parking_lot::{Condvar, Mutex};
 
 /// A batch that needs no more than this never waits: checksums and edges of an ordinary batch.
 const SMALL: u64 = 256 << 10;
@@ -27,7 +27,7 @@ const PACKER: u64 = 2 << 20;
 /// The pool, with what is held of it.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    held: Mutex<Held>,
+    held: Mutex<Held, lock::Scratch>,
     freed: Condvar,
 }
 
@@ -47,6 +47,7 @@ pub(crate) struct Part<'a> {
 impl Scratch {
     /// Waits for `bytes` of a pool of `size`.
     pub(crate) fn take(&self, bytes: u64, size: u64) -> Part<'_> {
+        lock::before_waiting(Wait::Commit);
         let bytes = if bytes <= SMALL { 0 } else { bytes };
         if bytes > 0 {
             let mut held = self.held.lock();

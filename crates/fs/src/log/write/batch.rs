@@ -23,11 +23,11 @@ use crate::engine::changes::Logged;
 use crate::engine::{Core, Inode};
 use crate::error::Error;
 use crate::file::{MAX_FILE_SIZE, ceil};
+use crate::lock::{self, Locked, Mutex};
 use crate::space::Run;
 use crate::transaction::{Gathered, Txn, writeout};
 use crate::tree::Pointer;
 use larder_format::{Generation, Logical, ObjectId};
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,10 +53,11 @@ struct Work {
 /// The log of a transaction.
 #[derive(Debug, Default)]
 pub(crate) struct TxnLog {
-    queue: Mutex<Queue>,
-    work: Mutex<Work>,
-    /// Taken behind `work`. A thread that holds it does not wait for a device.
-    content: Mutex<Content>,
+    queue: Mutex<Queue, lock::LogQueue>,
+    work: Mutex<Work, lock::LogWork>,
+    /// Taken behind `work`. Names are looked up with it held, which may read nodes; nothing is
+    /// written.
+    content: Mutex<Content, lock::LogContent>,
     /// Has any contribution ever been added?
     used: AtomicBool,
 }
@@ -189,9 +190,9 @@ impl TxnLog {
         &'a self,
         core: &Core,
         txn: &Arc<Txn>,
-        mut queue: MutexGuard<'a, Queue>,
+        mut queue: Locked<'a, Queue>,
         ticket: Option<u64>,
-    ) -> crate::error::Result<MutexGuard<'a, Queue>> {
+    ) -> crate::error::Result<Locked<'a, Queue>> {
         queue.led = true;
         drop(queue);
         let mut lead = Lead { log: self, core, over: false };

@@ -10,7 +10,7 @@
 
 use super::Cause;
 use super::collect::Contribution;
-use parking_lot::Condvar;
+use crate::lock::Condvar;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
