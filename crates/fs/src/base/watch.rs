@@ -2,9 +2,9 @@
 //! tests.
 //!
 //! - No thread waits for a device while it holds a lock whose row in the table of ranks does not
-//!   allow that ([`crate::lock`]): an inode's state, a tree, and most others. The devices of a file
-//!   system are wrapped (`device`): each access looks at what its thread holds, and panics. Waits for
-//!   other threads are looked at where they are made ([`crate::lock::Condvar`]).
+//!   allow that (`crate::lock`): an inode's state, a tree, and most others. The devices of a file
+//!   system are wrapped (`device`): each access looks at what its thread holds, and panics. Waits
+//!   for other threads are looked at where they are made (`crate::lock::Condvar`).
 //! - While an inode is logged, no thread that holds a tree allocates. On other file systems exactly
 //!   that, copying leaves under their lock, has held up all other threads. Only an allocator sees
 //!   every allocation, and a library has none. An allocator that asks [`is_logging_under_a_tree`]
