@@ -333,7 +333,16 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         folder: "crates/fs/src/base",
         rooms: Upwards(&[
-            "error", "tuning", "api", "hash", "sectors", "budget", "logging", "lock", "watch",
+            "error",
+            "tuning",
+            "api",
+            "hash",
+            "sectors",
+            "budget",
+            "logging",
+            "lock",
+            "completion",
+            "watch",
         ]),
     },
     House {

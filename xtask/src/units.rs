@@ -15,7 +15,7 @@ const ALLOWED: [(&str, usize); 9] = [
     ("crates/check", 0),
     ("crates/cli", 0),
     ("crates/format", 0),
-    ("crates/fs", 1),
+    ("crates/fs", 0),
     ("crates/fuse", 0),
     ("crates/restore", 0),
     ("crates/simtest", 0),

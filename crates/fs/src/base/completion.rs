@@ -10,8 +10,7 @@
 
 use crate::api::may_wait;
 use crate::error::{Error, Result};
-use crate::lock::{self, Joined};
-use parking_lot::{Condvar, Mutex};
+use crate::lock::{self, Condvar, Mutex, Wait};
 use std::sync::Arc;
 
 /// Work for a thread that is parked.
@@ -89,7 +88,7 @@ impl Drop for Completion {
 /// # Errors
 /// What the completion is told; `WouldBlock`, although it was begun.
 pub(crate) fn wait_for(begin: impl FnOnce(Completion)) -> Result<()> {
-    lock::must_hold_none_from::<Joined>();
+    lock::before_waiting(Wait::Commit);
     let parked = Arc::<Parked>::default();
     begin(Completion { caller: Some(Caller::Parked(parked.clone())), failed: None });
     loop {
@@ -103,7 +102,7 @@ pub(crate) fn wait_for(begin: impl FnOnce(Completion)) -> Result<()> {
 /// A thread that waits for one outcome.
 #[derive(Default)]
 struct Parked {
-    state: Mutex<ParkedState>,
+    state: Mutex<ParkedState, lock::Parked>,
     changed: Condvar,
 }
 

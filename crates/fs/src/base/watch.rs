@@ -1,9 +1,10 @@
 //! What must never happen under a lock. It is watched where debug assertions are on, so in all
 //! tests.
 //!
-//! - No thread waits for a device while it holds an inode's state, a tree, or anything behind these
-//!   in the order of locks. The devices of a file system are wrapped (`device`): each access looks
-//!   at what its thread holds, and panics.
+//! - No thread waits for a device while it holds a lock whose row in the table of ranks does not
+//!   allow that (`crate::lock`): an inode's state, a tree, and most others. The devices of a file
+//!   system are wrapped (`device`): each access looks at what its thread holds, and panics. Waits
+//!   for other threads are looked at where they are made (`crate::lock::Condvar`).
 //! - While an inode is logged, no thread that holds a tree allocates. On other file systems exactly
 //!   that, copying leaves under their lock, has held up all other threads. Only an allocator sees
 //!   every allocation, and a library has none. An allocator that asks [`is_logging_under_a_tree`]
@@ -38,12 +39,16 @@ pub fn trees_locked_while_logging() -> u64 {
 
 #[cfg(debug_assertions)]
 mod checks {
-    use crate::base::lock::before_waiting_for_a_device as check;
+    use crate::base::lock::{Wait, before_waiting};
     use larder_format::Physical;
     use larder_volume::Device;
     use larder_volume::device::Write;
     use std::io;
     use std::sync::Arc;
+
+    fn check() {
+        before_waiting(Wait::Device);
+    }
 
     /// A device that looks at the locks of the threads that wait for it.
     #[derive(Debug)]

@@ -2,12 +2,12 @@
 //!
 //! [`crate::file::compress`] does the work itself.
 
+use crate::lock::{self, Mutex};
 use crate::space::Run;
 use crate::transaction::Ground;
 use larder_codec::Packer;
 use larder_format::Logical;
 use larder_format::items::InodeFlags;
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -19,9 +19,9 @@ const KEPT_EXTENTS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct CompressionState {
     /// Packers that nothing uses at the moment.
-    pub(crate) packers: Mutex<Vec<Packer>>,
+    pub(crate) packers: Mutex<Vec<Packer>, lock::Packers>,
     pub(crate) stats: Stats,
-    unpacked: Mutex<VecDeque<Kept>>,
+    unpacked: Mutex<VecDeque<Kept>, lock::Unpacked>,
 }
 
 /// Counters of bytes.

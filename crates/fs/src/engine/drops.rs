@@ -1,16 +1,16 @@
 //! Deleted subvolumes that still take space and wait to be dropped ([`crate::subvolume::drop`]).
 
 use crate::error::{Error, Place, Result};
+use crate::lock::{self, Condvar, Mutex, Wait};
 use crate::transaction::Ground;
 use larder_format::{Generation, TreeId};
-use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 /// The trees that wait to be dropped, each with the transaction since which it is dead.
 #[derive(Debug, Default)]
 pub(crate) struct Drops {
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue, lock::Drops>,
     changed: Condvar,
     /// Blocks let go of since the file system was opened.
     pub(crate) blocks: AtomicU64,
@@ -75,6 +75,7 @@ impl Drops {
     /// # Errors
     /// `ReadOnly` when writing has ended; `Corrupt` when some tree cannot be dropped.
     pub(crate) fn wait(&self, ground: &Ground) -> Result<()> {
+        lock::before_waiting(Wait::Commit);
         let mut queue = self.queue.lock();
         while !queue.waiting.is_empty() && !queue.stop {
             ground.check_writable()?;

@@ -21,8 +21,8 @@
 
 use crate::api::InodeId;
 use crate::hash::NumberMap;
+use crate::lock::{self, RwLock};
 use larder_format::{ObjectId, TreeId};
-use parking_lot::RwLock;
 
 /// Number of a front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(crate) struct FrontId(usize);
 
 /// The front ends that there are.
 #[derive(Debug, Default)]
-pub(crate) struct Fronts(RwLock<Vec<Option<InodeId>>>);
+pub(crate) struct Fronts(RwLock<Vec<Option<InodeId>>, lock::Fronts>);
 
 impl Fronts {
     /// Adds a front end, which sees what is below this directory.

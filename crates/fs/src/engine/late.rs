@@ -7,11 +7,11 @@
 use crate::engine::{Core, Inode};
 use crate::error::{Error, Result};
 use crate::hash::NumberMap;
+use crate::lock::{self, Mutex};
 use crate::space::SpaceKind;
 use crate::space::reserve::Reservation;
 use crate::transaction::{Gathered, Handle, Txn};
 use larder_format::TreeId;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -20,7 +20,7 @@ pub(crate) type ChangedInodes = NumberMap<(TreeId, u64), Arc<Inode>>;
 
 /// The changed inodes of a transaction.
 #[derive(Debug, Default)]
-pub(crate) struct LateItems(pub(crate) Mutex<ChangedInodes>);
+pub(crate) struct LateItems(pub(crate) Mutex<ChangedInodes, lock::LateItems>);
 
 impl Gathered for LateItems {}
 

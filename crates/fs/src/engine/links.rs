@@ -5,16 +5,16 @@
 
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
+use crate::lock::{self, RwLock};
 use crate::transaction::{Handle, Link};
 use larder_format::items::RootRef;
 use larder_format::items::keys::root_backref_key;
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
-use parking_lot::RwLock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Links of subvolumes that are newer than the published root tree.
 #[derive(Debug, Default)]
-pub(crate) struct Links(RwLock<BTreeMap<TreeId, (Generation, Option<Link>)>>);
+pub(crate) struct Links(RwLock<BTreeMap<TreeId, (Generation, Option<Link>)>, lock::Links>);
 
 impl Links {
     /// Where a subvolume hangs, if the published root tree does not say so yet.
@@ -72,15 +72,20 @@ impl Core {
     /// # Errors
     /// Reading, corruption.
     pub(crate) fn has_nested(&self, parent: TreeId) -> Result<bool> {
-        let newer = self.links.0.read();
-        if newer.values().any(|(_, link)| link.as_ref().is_some_and(|l| l.parent == parent)) {
-            return Ok(true);
-        }
+        // What is newer is looked at first, so that nothing is missed that a commit moves from
+        // there to the root tree meanwhile.
+        let newer: BTreeSet<TreeId> = {
+            let newer = self.links.0.read();
+            if newer.values().any(|(_, link)| link.as_ref().is_some_and(|l| l.parent == parent)) {
+                return Ok(true);
+            }
+            newer.keys().copied().collect()
+        };
         let first = Key::new(parent, KeyType::ROOT_REF, 0);
         let last = Key::new(parent, KeyType::ROOT_REF, u64::MAX);
         let mut found = false;
         self.roots.root.version(self.epochs.enter()).scan(&first, &last, |item| {
-            found = !newer.contains_key(&ObjectId(item.key.offset));
+            found = !newer.contains(&ObjectId(item.key.offset));
             Ok(!found)
         })?;
         Ok(found)

@@ -44,10 +44,9 @@ use crate::engine::drops::Drops;
 use crate::engine::fronts::Fronts;
 use crate::engine::reclaims::ReclaimCounters;
 use crate::hash::NumberMap;
-use crate::lock;
+use crate::lock::{self, Mutex, RwLock};
 use crate::transaction::Ground;
 use larder_format::TreeId;
-use parking_lot::{Mutex, RwLock};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -56,7 +55,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) ground: Ground,
-    pub(crate) subvols: RwLock<NumberMap<TreeId, Arc<Subvolume>>>,
+    pub(crate) subvols: RwLock<NumberMap<TreeId, Arc<Subvolume>>, lock::Subvols>,
     pub(crate) data: delalloc::DataState,
     pub(crate) compression: Arc<compression::CompressionState>,
     pub(crate) reclaims: ReclaimCounters,
@@ -66,13 +65,13 @@ pub(crate) struct Core {
     /// Where subvolumes hang, as far as the published root tree does not say so yet.
     pub(crate) links: Links,
     /// Held while the shape of the tree of subvolumes changes.
-    pub(crate) subvol_tree: lock::Mutex<(), lock::SubvolTree>,
+    pub(crate) subvol_tree: Mutex<(), lock::SubvolTree>,
     /// The next number for a subvolume. 0 until it has been looked up.
     pub(crate) next_subvol: AtomicU64,
     /// Deleted subvolumes.
     pub(crate) drops: Drops,
     /// The default subvolume, if it has been set.
-    pub(crate) new_default: Mutex<Option<TreeId>>,
+    pub(crate) new_default: Mutex<Option<TreeId>, lock::DefaultSubvol>,
     pub(crate) fronts: Fronts,
 }
 
@@ -90,7 +89,7 @@ impl Core {
             log: fsyncs::Counters::default(),
             log_replayed: AtomicBool::new(false),
             links: Links::default(),
-            subvol_tree: lock::Mutex::default(),
+            subvol_tree: Mutex::default(),
             next_subvol: AtomicU64::new(0),
             drops: Drops::default(),
             new_default: Mutex::default(),

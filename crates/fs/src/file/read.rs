@@ -218,7 +218,7 @@ impl Reader<'_> {
     fn read_sectors(&self, at: Logical, buf: &mut [u8]) -> Result<(), ReadStop> {
         let patience = may_wait();
         if patience.is_ok() {
-            crate::lock::must_hold_none_from::<crate::lock::InodeState>();
+            crate::lock::before_waiting(crate::lock::Wait::Device);
         }
         let run = Run::new(at, buf.len() as u64);
         let sums = match self.verified {

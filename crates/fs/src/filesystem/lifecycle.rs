@@ -5,10 +5,10 @@ use crate::api::{FsInfo, InodeId, OpenOptions, StatFs, SubvolChoice};
 use crate::engine::Core;
 use crate::engine::fronts::FrontId;
 use crate::error::{Error, Result};
+use crate::lock::{self, Mutex};
 use crate::transaction::commit;
 use larder_format::{Generation, TreeId};
 use larder_volume::Device;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -29,7 +29,7 @@ pub struct Filesystem {
 #[derive(Debug)]
 struct Engine {
     core: Arc<Core>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>, lock::Threads>,
 }
 
 impl Filesystem {
@@ -269,7 +269,8 @@ impl Engine {
         self.core.txns.stop();
         self.core.data.stop();
         self.core.flushes.stop();
-        for t in std::mem::take(&mut *self.threads.lock()) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for t in threads {
             // If a thread panicked, the file system became read-only then.
             let _ = t.join();
         }

@@ -11,6 +11,7 @@ use crate::budget::Budget;
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use crate::file::reclaim::Reclaimer;
+use crate::lock::Mutex;
 use crate::space::Pinned;
 use crate::space::alloc::Allocator;
 use crate::space::chunks::mapped;
@@ -28,7 +29,6 @@ use larder_format::{
 };
 use larder_volume::superblock::read_superblock;
 use larder_volume::{Device, Volume, VolumeResult, unflattened};
-use parking_lot::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 

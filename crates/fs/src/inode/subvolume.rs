@@ -15,6 +15,7 @@ use super::{Inode, attr, dir, lock_all};
 use crate::api::{Attr, FileKind, InodeId, NewInode, Timestamp, may_wait};
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
+use crate::lock::Mutex;
 use crate::subvolume::drop as drops;
 use crate::subvolume::snapshot::{EntryChange, PendingSnapshot};
 use crate::transaction::Link;
@@ -181,7 +182,7 @@ pub(crate) fn snapshot(
         entry: EntryChange { dir: dir.clone(), changes, index, name_bytes: name_bytes(name) },
         link: Link { parent: dir.subvol.id, dir: dir.object(), index, name: name.to_vec() },
         now: core.now(),
-        outcome: parking_lot::Mutex::default(),
+        outcome: Mutex::default(),
     });
     let generation = core.note_snapshot_wanted(&mut h, pending.clone());
     drop(h);

@@ -17,6 +17,7 @@ mod tests;
 
 use crate::api::OpenOptions;
 use crate::error::{Error, Result};
+use crate::lock::{self, Mutex};
 use crate::space::chunks::ChunkPlan;
 use crate::space::device::DeviceSpace;
 use crate::space::discard::Discards;
@@ -31,7 +32,6 @@ use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk};
 use larder_format::{Generation, Logical, ObjectId, Superblock};
 use larder_volume::Volume;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -91,7 +91,7 @@ pub(crate) struct Allocator {
     pub(crate) features: ExtentFeatures,
     pub(crate) accounts: Arc<Accounts>,
     pub(crate) groups: Arc<Groups>,
-    pub(super) device: Mutex<DeviceSpace>,
+    pub(super) device: Mutex<DeviceSpace, lock::DeviceSpace>,
     /// Chunks made for data, for metadata and for the chunk tree, and chunks given back. Where data
     /// and metadata are mixed, the second counts both. They change with `device` locked.
     made: [AtomicU64; 3],
@@ -103,7 +103,7 @@ pub(crate) struct Allocator {
     /// Bytes that operations have kept for the commit that is under way.
     pub(crate) kept_by_commit: AtomicU64,
     /// Groups whose record in the free-space tree is wrong. The next commit makes it anew.
-    rebuild: Mutex<Vec<Run>>,
+    rebuild: Mutex<Vec<Run>, lock::Rebuild>,
     pub(crate) discards: Discards,
     /// Addresses for new blocks that operations did not need.
     pub(crate) preallocated: PreallocatedBlocks,

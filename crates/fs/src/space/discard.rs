@@ -19,13 +19,13 @@
 //! to fail anything else; after the first failure no more are tried.
 
 use crate::api::OpenOptions;
+use crate::lock::{self, Locked, Mutex};
 use crate::space::free_index::Lengths;
 use crate::space::groups::Groups;
 use crate::space::{Pinned, Run, RunJoiner, SpaceKind};
 use crate::tree::Epochs;
 use larder_format::{DeviceId, Logical, Physical};
 use larder_volume::Volume;
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -45,12 +45,12 @@ pub(crate) struct Discards {
     /// What keeps freed space from being used again.
     epochs: Arc<Epochs<Pinned>>,
     /// Freed data, still pinned.
-    queue: Mutex<Vec<Run>>,
+    queue: Mutex<Vec<Run>, lock::DiscardQueue>,
     /// Held while space that no version can reach any more is given back. A second caller finds
     /// that space free when it gets the lock.
-    releasing: Mutex<()>,
+    releasing: Mutex<(), lock::Releasing>,
     /// Held while the device discards. Its holder waits for the device and for nothing else.
-    busy: Mutex<()>,
+    busy: Mutex<(), lock::Discarding>,
     /// A discard has failed.
     given_up: AtomicBool,
 }
@@ -78,7 +78,7 @@ impl Discards {
         self.options.discard && !self.given_up.load(Ordering::Relaxed)
     }
     /// The device is about to discard. Until the guard is dropped, callers that find no space wait.
-    pub(crate) fn busy(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn busy(&self) -> Locked<'_, ()> {
         self.busy.lock()
     }
 

@@ -3,8 +3,8 @@
 //! The next operation gets them. This module hides how many are kept. When space is short, all of
 //! them are given back.
 
+use crate::lock::{self, Mutex};
 use larder_format::Logical;
-use parking_lot::Mutex;
 
 /// How many sets of preallocated blocks are kept, and how many addresses each has at most.
 const SETS: usize = 4;
@@ -12,7 +12,7 @@ const SET_LEN: usize = 32;
 
 /// The sets of addresses.
 #[derive(Debug, Default)]
-pub(crate) struct PreallocatedBlocks(Mutex<Vec<Vec<Logical>>>);
+pub(crate) struct PreallocatedBlocks(Mutex<Vec<Vec<Logical>>, lock::Preallocated>);
 
 impl PreallocatedBlocks {
     /// Addresses that an operation did not need, if there are any.

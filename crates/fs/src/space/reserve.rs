@@ -14,14 +14,14 @@
 //! behind, delayed data and notes for the commit, is for the reclaimer, which then looks again.
 //! `docs/SPACE.md` has the rules, under "Which requests are refused".
 //!
-//! Lock order: nothing is locked, and nothing is called, with an account locked.
+//! With an account locked only a ticket is locked, and nothing is called.
 
 mod line;
 
 use crate::api::may_wait;
 use crate::error::{Error, Result};
+use crate::lock::{self, Condvar, Mutex, Wait};
 use crate::space::SpaceKind;
-use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,7 +118,7 @@ struct Ticket {
     bytes: u64,
     overcommits: bool,
     asked: Asked,
-    state: Mutex<TicketState>,
+    state: Mutex<TicketState, lock::Ticket>,
     changed: Condvar,
 }
 
@@ -228,7 +228,7 @@ impl AccountState {
 
 #[derive(Default)]
 struct Account {
-    state: Mutex<AccountState>,
+    state: Mutex<AccountState, lock::Account>,
     tickets: AtomicU64,
     reclaims: AtomicU64,
     refused: AtomicU64,
@@ -506,6 +506,7 @@ impl Space {
         if RECLAIMING.get() {
             return self.reserve_emergency(kind, bytes);
         }
+        lock::before_waiting(Wait::Commit);
         match self.try_reserve_as(kind, bytes, asked) {
             Some(guard) => Ok(guard),
             None => {

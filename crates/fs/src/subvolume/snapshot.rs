@@ -15,11 +15,11 @@ use crate::api::{Timestamp, to_timespec};
 use crate::engine::draft::{Changes, write_changes};
 use crate::engine::{Core, Inode, Subvolume};
 use crate::error::{Error, Result};
+use crate::lock::{self, Mutex};
 use crate::transaction::{Gathered, Handle, Link, Received, Txn};
 use crate::tree::Tree;
 use larder_format::items::{RootFlags, RootItem};
 use larder_format::{Generation, TreeId};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use zerocopy::little_endian::U64;
 
@@ -40,7 +40,7 @@ pub(crate) struct PendingSnapshot {
     /// The time when it was asked for.
     pub(crate) now: Timestamp,
     /// The result.
-    pub(crate) outcome: Mutex<Option<Result<()>>>,
+    pub(crate) outcome: Mutex<Option<Result<()>>, lock::SnapshotOutcome>,
 }
 
 /// A new entry that is to be written at the seal.
@@ -73,7 +73,7 @@ impl EntryChange {
 
 /// The snapshots that are to be made at a transaction's seal.
 #[derive(Debug, Default)]
-pub(crate) struct Snapshots(Mutex<Vec<Arc<PendingSnapshot>>>);
+pub(crate) struct Snapshots(Mutex<Vec<Arc<PendingSnapshot>>, lock::Snapshots>);
 
 impl Gathered for Snapshots {}
 

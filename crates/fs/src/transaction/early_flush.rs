@@ -13,8 +13,8 @@
 //! the early flush alone. So another flush counts as successful only when the early flushes that
 //! were under way have ended well ([`crate::transaction::Ground::flush`]).
 
+use crate::lock::{self, Condvar, Mutex};
 use larder_volume::Volume;
-use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ pub(crate) struct Flushes {
     most: u64,
     /// An early flush is wanted or under way: a writer needs to look no further.
     wanted: AtomicBool,
-    state: Mutex<FlushState>,
+    state: Mutex<FlushState, lock::EarlyFlush>,
     changed: Condvar,
 }
 
@@ -78,7 +78,7 @@ impl Flushes {
         let mut state = self.state.lock();
         let begun = state.begun;
         while state.ended < begun {
-            self.changed.wait(&mut state);
+            self.changed.wait_for_device(&mut state);
         }
         !state.failed
     }

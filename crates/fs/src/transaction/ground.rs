@@ -12,6 +12,7 @@ use crate::api::{OpenOptions, Timestamp};
 use crate::budget::Budget;
 use crate::completion::{self, Completion};
 use crate::error::{Error, Result};
+use crate::lock::{self, Mutex};
 use crate::space::Pinned;
 use crate::space::alloc::Allocator;
 use crate::space::extent_tree::ExtentFeatures;
@@ -21,7 +22,6 @@ use crate::transaction::{CommitSource, SubvolumeTree, Transactions, Txn};
 use crate::tree::{Epochs, Item, NodeStore, Roots, TreeStats, Version};
 use larder_format::{CsumType, Generation, Key, Superblock};
 use larder_volume::Volume;
-use parking_lot::Mutex;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -34,7 +34,7 @@ pub(crate) struct Ground {
     pub(crate) store: Arc<NodeStore>,
     pub(crate) epochs: Arc<Epochs<Pinned>>,
     /// The superblock as last written. Only the committer changes it.
-    pub(crate) superblock: Mutex<Box<Superblock>>,
+    pub(crate) superblock: Mutex<Box<Superblock>, lock::Superblock>,
     pub(crate) csum: CsumType,
     pub(crate) roots: Roots,
     pub(crate) space: Allocator,
@@ -45,7 +45,7 @@ pub(crate) struct Ground {
     pub(crate) fake_time: AtomicU64,
     pub(crate) published: AtomicU64,
     /// The superblock that a commit wrote last, without a log. Held while a superblock is written.
-    pub(crate) superblock_written: Mutex<SuperblockWritten>,
+    pub(crate) superblock_written: Mutex<SuperblockWritten, lock::SuperblockOrder>,
     pub(crate) flushes: Flushes,
     /// Set once, when the file system is opened.
     pub(crate) above: OnceLock<Weak<dyn CommitSource>>,

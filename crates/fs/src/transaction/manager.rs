@@ -6,12 +6,11 @@
 
 use crate::completion::{self, Completion};
 use crate::error::{Error, Result};
-use crate::lock::{self, Joined, Mutex, RwLock};
+use crate::lock::{self, Condvar, Joined, Mutex, RwLock, Wait};
 use crate::space::alloc::{ChunkNotes, ChunkOutcome, Running};
 use crate::transaction::{Gathered, Txn};
 use crate::tree::{EditStop, Need, Root};
 use larder_format::Generation;
-use parking_lot::Condvar;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -180,7 +179,7 @@ impl Transactions {
     /// Joins the running transaction. Waits while one is being sealed. The caller must call `leave`
     /// later.
     pub(crate) fn join(&self) -> Result<Arc<Txn>> {
-        lock::must_hold_none_from::<Joined>();
+        lock::before_waiting(Wait::Commit);
         let mut state = self.state.lock();
         loop {
             if let Some(why) = &state.failed {
@@ -194,18 +193,18 @@ impl Transactions {
                 return Ok(txn);
             }
             crate::api::may_wait()?;
-            self.changed.wait(state.inner());
+            self.changed.wait(&mut state);
         }
     }
     /// Waits until the transaction with this number takes no more changes.
     pub(crate) fn wait_sealed(&self, generation: Generation) -> Result<()> {
-        lock::must_hold_none_from::<Joined>();
+        lock::before_waiting(Wait::Commit);
         let mut state = self.state.lock();
         while state.running.generation <= generation {
             if let Some(why) = &state.failed {
                 return Err(Error::ReadOnly(Some(why.clone())));
             }
-            self.changed.wait(state.inner());
+            self.changed.wait(&mut state);
         }
         Ok(())
     }
@@ -297,17 +296,17 @@ impl Transactions {
             } else if state.stop {
                 return None;
             }
-            self.changed.wait(state.inner());
+            self.changed.wait(&mut state);
         }
     }
     /// Closes the running transaction to new handles, and waits until the last handle has left.
     pub(crate) fn close_running(&self) -> (Arc<Txn>, Instant) {
-        lock::must_hold_none_from::<Joined>();
+        lock::before_waiting(Wait::Commit);
         let mut state = self.state.lock();
         state.sealing = true;
         let since = Instant::now();
         while state.handles > 0 {
-            self.changed.wait(state.inner());
+            self.changed.wait(&mut state);
         }
         (state.running.clone(), since)
     }
@@ -320,7 +319,7 @@ impl Transactions {
             {
                 let mut state = self.state.lock();
                 while state.handles > 0 {
-                    self.changed.wait(state.inner());
+                    self.changed.wait(&mut state);
                 }
             }
             let view = self.view.write();
@@ -400,11 +399,11 @@ impl Transactions {
             }
             match until {
                 Some(until) => {
-                    if self.changed.wait_until(state.inner(), until).timed_out() {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
                         return false;
                     }
                 }
-                None => self.changed.wait(state.inner()),
+                None => self.changed.wait(&mut state),
             }
         }
         true

@@ -2,13 +2,13 @@
 
 use crate::api::InodeId;
 use crate::budget::Collected;
+use crate::lock::{self, Mutex};
 use crate::space::Run;
 use crate::space::alloc::{ChunkNotes, NewGroup};
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
 use crate::transaction::{RootNotes, SubvolumeTree};
 use larder_format::{Generation, Logical, TreeId};
-use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -26,22 +26,22 @@ pub(crate) struct Txn {
     /// Is there anything to commit?
     pub(crate) dirty: AtomicBool,
     /// Changes of extent references.
-    pub(crate) refs: Mutex<DelayedRefs>,
+    pub(crate) refs: Mutex<DelayedRefs, lock::Refs>,
     /// Checksums of new data: address of the first sector → checksums of that and following
     /// sectors.
-    pub(crate) csums: Mutex<BTreeMap<Logical, Vec<u8>>>,
+    pub(crate) csums: Mutex<BTreeMap<Logical, Vec<u8>>, lock::Csums>,
     /// Preallocated extents that have got data in place, and the inode of that data.
-    pub(crate) filled: Mutex<BTreeMap<Logical, InodeId>>,
+    pub(crate) filled: Mutex<BTreeMap<Logical, InodeId>, lock::Filled>,
     /// Subvolumes whose trees were edited.
-    pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<SubvolumeTree>>>,
+    pub(crate) subvols: Mutex<BTreeMap<TreeId, Arc<SubvolumeTree>>, lock::Edited>,
     /// What the rooms above gather in this transaction.
     above: Vec<Box<dyn Gathered>>,
     /// What the commit is to do in the root tree.
-    pub(crate) roots: Mutex<RootNotes>,
+    pub(crate) roots: Mutex<RootNotes, lock::RootNotes>,
     /// Block groups made in this transaction; their items are written by its commit.
-    pub(crate) new_groups: Mutex<Vec<NewGroup>>,
+    pub(crate) new_groups: Mutex<Vec<NewGroup>, lock::NewGroups>,
     /// Space kept for what the notes will cost at the commit.
-    reserved: Mutex<Option<Reservation>>,
+    reserved: Mutex<Option<Reservation>, lock::Kept>,
     /// Notes so far.
     pub(crate) notes: AtomicU64,
     /// Bytes that are kept because the global reserve does not hold a copy of all global trees.
@@ -50,11 +50,11 @@ pub(crate) struct Txn {
     pub(crate) blocks: AtomicU64,
     pub(crate) changed_inodes: AtomicU64,
     /// Blocks of a log that is not needed once this transaction is durable.
-    pub(crate) freed_log: Mutex<Vec<Run>>,
+    pub(crate) freed_log: Mutex<Vec<Run>, lock::FreedLog>,
     /// How many directories have moved. What is below them has another path now.
     pub(crate) moves: AtomicU64,
     /// New label for the superblock.
-    pub(crate) label: Mutex<Option<Vec<u8>>>,
+    pub(crate) label: Mutex<Option<Vec<u8>>, lock::Label>,
     /// Incompat bits to set.
     pub(crate) incompat: AtomicU64,
 }

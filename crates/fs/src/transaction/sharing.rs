@@ -139,11 +139,11 @@ impl Ground {
         let at = old.address();
         self.txns.with_view_at_once(|view| {
             let committed = known.get(at, old.level(), view, txn)?;
-            let mut refs = at_once(|| txn.refs.try_lock())?;
             let sealed = match &view.sealed {
                 Some(sealed) => at_once(|| sealed.refs.try_lock())?.delta(at),
                 None => RefDelta::default(),
             };
+            let mut refs = at_once(|| txn.refs.try_lock())?;
             let place = Place { tree: Some(tree), address: Some(at), ..Place::default() };
             let counted = Counted::of(committed, refs.delta(at), sealed, place)?;
             copy.check(&refs)?;

@@ -3,10 +3,10 @@
 //! The layer above knows what is in it and which of its inodes are in memory
 //! ([`crate::engine::Subvolume`]).
 
+use crate::lock::{self, Mutex};
 use crate::tree::{Root, Tree};
 use larder_format::items::RootItem;
 use larder_format::{Generation, TreeId};
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The tree of a subvolume.
@@ -20,9 +20,9 @@ pub(crate) struct SubvolumeTree {
     pub(crate) tree: Tree,
     /// The tree as the last sealed transaction left it: its root, and the transaction that follows
     /// that one.
-    base: Mutex<(Generation, Root)>,
+    base: Mutex<(Generation, Root), lock::SealedRoot>,
     /// Its ROOT_ITEM as last read or written.
-    pub(crate) item: Mutex<RootItem>,
+    pub(crate) item: Mutex<RootItem, lock::SubvolItem>,
     /// Was it deleted? Then nothing in it changes any more.
     dead: AtomicBool,
 }

@@ -13,9 +13,9 @@
 //!
 //! [`doing`] names the operation of the calling thread. That costs next to nothing.
 
+use crate::lock::{self, Mutex};
 use larder_format::TreeId;
 use nix::sys::resource::{UsageWho, getrusage};
-use parking_lot::Mutex;
 use serde::Serialize;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -114,7 +114,7 @@ pub struct LongHolds {
 pub(crate) struct Holds {
     total_ns: AtomicU64,
     longest_ns: AtomicU64,
-    long: Mutex<LongHolds>,
+    long: Mutex<LongHolds, lock::LongHolds>,
 }
 
 /// A hold that has begun.

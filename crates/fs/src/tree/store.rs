@@ -152,7 +152,7 @@ impl NodeStore {
         }
         let bytes = match crate::api::may_wait() {
             Ok(()) => {
-                crate::lock::must_hold_none_from::<crate::lock::InodeState>();
+                crate::lock::before_waiting(crate::lock::Wait::Device);
                 self.read(ptr, owner)?
             }
             Err(would_block) => self.read_at_once(ptr, owner).ok_or(would_block)?,

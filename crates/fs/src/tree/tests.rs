@@ -1,4 +1,5 @@
 //! Trees against a sorted map.
+#![allow(clippy::disallowed_types, reason = "locks of tests have no place in the order")]
 
 use super::*;
 use crate::error::Result;

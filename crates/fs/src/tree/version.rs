@@ -6,11 +6,11 @@
 //! that lingers pins space.
 
 use crate::error::{Error, Place, Result};
+use crate::lock::{self, Condvar, Mutex, RwLock, Wait};
 use crate::tree::node::Node;
 use crate::tree::store::{NodeStore, Pointer};
 use larder_format::node::max_pointers;
 use larder_format::{Generation, Key, Logical, MAX_LEVEL, TreeId};
-use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
@@ -33,15 +33,15 @@ impl Drop for Stretch {
 
 #[derive(Debug, Default)]
 struct Ends {
-    lock: Mutex<()>,
+    lock: Mutex<(), lock::EpochEnd>,
     one: Condvar,
 }
 
 /// The current epoch, and the space waiting for older ones to end.
 #[derive(Debug)]
 pub(crate) struct Epochs<T> {
-    current: RwLock<Epoch>,
-    waiting: Mutex<VecDeque<(Weak<Stretch>, T)>>,
+    current: RwLock<Epoch, lock::CurrentEpoch>,
+    waiting: Mutex<VecDeque<(Weak<Stretch>, T)>, lock::EpochQueue>,
     ends: Arc<Ends>,
 }
 
@@ -69,6 +69,7 @@ impl<T> Epochs<T> {
     /// Waits for the end of the oldest version that keeps freed space from being used, if there is
     /// one. It lives for one operation at most, and that operation does not wait for the caller.
     pub(crate) fn wait_for_oldest(&self) {
+        lock::before_waiting(Wait::Commit);
         let Some(oldest) = self.waiting.lock().front().map(|(w, _)| w.clone()) else { return };
         // An epoch ends wherever its last clone is dropped, so no other lock may be held around
         // this one.

@@ -6,8 +6,7 @@ use crate::engine::file_data::FileData;
 use crate::engine::file_data::dirty::{Buffers, Counts, Tick};
 use crate::engine::{Core, Inode};
 use crate::error::Result;
-use crate::lock::{self, Mutex};
-use parking_lot::Condvar;
+use crate::lock::{self, Condvar, Mutex, Wait};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,7 +60,7 @@ pub(crate) struct DataState {
     /// The memory that write-back takes besides.
     pub(crate) scratch: Scratch,
     pub(super) failures: AtomicU64,
-    pub(super) threads: parking_lot::Mutex<Vec<JoinHandle<()>>>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>, lock::Threads>,
 }
 
 /// Most memory that delayed data may take.
@@ -109,7 +108,7 @@ impl DataState {
             buffers: Buffers::default(),
             scratch,
             failures: AtomicU64::new(0),
-            threads: parking_lot::Mutex::default(),
+            threads: Mutex::default(),
         }
     }
     /// Bytes that wait for write-back.
@@ -189,6 +188,7 @@ impl DataState {
     }
     /// Waits, or writes back, until `len` more bytes may be delayed.
     pub(crate) fn wait_for_budget(&self, core: &Core, len: u64) -> Result<()> {
+        lock::before_waiting(Wait::Commit);
         let fits = || {
             let delayed = self.delayed_bytes();
             delayed == 0 || self.memory() + len <= budget(core)
@@ -208,13 +208,14 @@ impl DataState {
             let mut shared = self.shared.lock();
             shared.waiting += 1;
             while shared.progress == progress && !shared.jobs.is_empty() && !fits() {
-                self.ended.wait(shared.inner());
+                self.ended.wait(&mut shared);
             }
             shared.waiting -= 1;
         }
     }
     /// Writes back everything that was written before this call. The workers help.
     pub(crate) fn flush(&self, core: &Core) {
+        lock::before_waiting(Wait::Commit);
         let before = self.tick();
         {
             let mut shared = self.shared.lock();
@@ -235,7 +236,7 @@ impl DataState {
                 return;
             }
             while shared.progress == progress && !shared.jobs.is_empty() {
-                self.ended.wait(shared.inner());
+                self.ended.wait(&mut shared);
             }
         }
     }
@@ -246,11 +247,12 @@ impl DataState {
     /// Waits for the write-backs that are under way. What they have reserved and do not need is
     /// known only when they end, above all for compressed data. Returns false when there are none.
     pub(crate) fn settle(&self) -> bool {
+        lock::before_waiting(Wait::Commit);
         let mut shared = self.shared.lock();
         let next = shared.next_job;
         let any = !shared.jobs.is_empty();
         while shared.jobs.first_key_value().is_some_and(|(number, _)| *number < next) {
-            self.ended.wait(shared.inner());
+            self.ended.wait(&mut shared);
         }
         any
     }
@@ -262,7 +264,8 @@ impl DataState {
             self.work.notify_all();
             self.more_work.notify_all();
         }
-        for thread in std::mem::take(&mut *self.threads.lock()) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
             // The threads catch their own panics.
             let _ = thread.join();
         }

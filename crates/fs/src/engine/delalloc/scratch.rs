@@ -13,7 +13,7 @@
 //! been let in waits for the device and for commits only, so it comes to its end and lets the next
 //! one in.
 
-use parking_lot::{Condvar, Mutex};
+use crate::lock::{self, Condvar, Mutex, Wait};
 
 /// A batch that needs no more than this never waits: checksums and edges of an ordinary batch.
 const SMALL: u64 = 256 << 10;
@@ -25,7 +25,7 @@ pub(super) const PACKER: u64 = 2 << 20;
 #[derive(Debug)]
 pub(crate) struct Scratch {
     size: u64,
-    held: Mutex<Held>,
+    held: Mutex<Held, lock::Scratch>,
     freed: Condvar,
 }
 
@@ -49,6 +49,7 @@ impl Scratch {
     }
     /// Waits for `bytes` of the pool.
     pub(crate) fn take(&self, bytes: u64) -> Part<'_> {
+        lock::before_waiting(Wait::Commit);
         let bytes = if bytes <= SMALL { 0 } else { bytes };
         if bytes > 0 {
             let mut held = self.held.lock();

@@ -142,8 +142,8 @@ impl DataState {
                 return Some(before);
             }
             match who {
-                Writer::First => self.work.wait(shared.inner()),
-                Writer::Helper => self.more_work.wait(shared.inner()),
+                Writer::First => self.work.wait(&mut shared),
+                Writer::Helper => self.more_work.wait(&mut shared),
             }
         }
     }

@@ -16,8 +16,8 @@
 //! Until then a block counts as if nothing lay below it (`docs/DESIGN-NOTES.md`, "Random blocks").
 
 use crate::base::sectors::{SECTOR, ceil, floor};
+use crate::lock::{self, Mutex};
 use larder_format::{FileOffset, MAX_DATA_EXTENT};
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -525,7 +525,7 @@ impl Dirty {
 /// Free buffers of one sector. Single sectors come and go by the hundred thousand, from one thread
 /// to another, which is the hardest case for an allocator.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Buffers(Mutex<Vec<Vec<u8>>, lock::SectorBuffers>);
 
 impl Buffers {
     /// An empty buffer for `capacity` bytes.

@@ -13,10 +13,9 @@ mod tests;
 use crate::api::may_wait;
 use crate::base::sectors::{ceil, floor};
 use crate::error::Result;
-use crate::lock::{self, Locked, Mutex};
+use crate::lock::{self, Condvar, Locked, Mutex, Wait};
 use crate::space::reserve::Reservation;
 use dirty::{Dirty, Gaps, MOST_RECENT, Taken, Tick};
-use parking_lot::Condvar;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -201,13 +200,14 @@ impl FileData {
         self.wait_until(|inner| !inner.in_flight.values().any(|f| f.taken.age < age))
     }
     fn wait_until(&self, done: impl Fn(&Inner) -> bool) -> Result<()> {
+        lock::before_waiting(Wait::Commit);
         if self.is_clean() {
             return Ok(());
         }
         let mut inner = self.inner.lock();
         while !done(&inner) {
             may_wait()?;
-            self.completed.wait(inner.inner());
+            self.completed.wait(&mut inner);
         }
         Ok(())
     }

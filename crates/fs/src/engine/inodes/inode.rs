@@ -52,9 +52,9 @@ pub(crate) struct Inode {
     /// Has it been looked up since the table was last swept?
     pub(super) used: AtomicBool,
     /// Ranges of its extents that have changed since it was logged.
-    pub(crate) changes: parking_lot::Mutex<Changes>,
+    pub(crate) changes: Mutex<Changes, lock::ChangedRanges>,
     /// The outcome of its last `fsync`. Held while it is being logged.
-    pub(crate) logged: parking_lot::Mutex<Option<Logged>>,
+    pub(crate) logged: Mutex<Option<Logged>, lock::Logged>,
     /// The transaction of its last change before it came into memory. What that transaction changed
     /// is not known here.
     pub(crate) since: Generation,
@@ -163,8 +163,8 @@ impl Inode {
             last_reflink: AtomicU64::new(since.0),
             extents_logged_in: AtomicU64::new(since.0),
             no_xattrs: AtomicBool::new(false),
-            changes: parking_lot::Mutex::default(),
-            logged: parking_lot::Mutex::default(),
+            changes: Mutex::default(),
+            logged: Mutex::default(),
             since,
         }
     }

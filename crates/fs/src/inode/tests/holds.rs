@@ -39,7 +39,9 @@ fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
     };
     let lacks_notes = |done| matches!(done, Err(EditStop::Need(Need::Notes)));
     let notes = txn.refs.lock();
-    assert!(lacks_notes(copy(false)));
+    // On another thread, because this one must not take the lock again.
+    let copied = std::thread::scope(|s| s.spawn(|| copy(false)).join().unwrap());
+    assert!(lacks_notes(copied));
     let known_first = copy(true);
     assert!(matches!(known_first, Err(EditStop::Need(Need::Refs(..)))), "{known_first:?}");
 

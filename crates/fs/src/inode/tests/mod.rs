@@ -1,4 +1,5 @@
 //! Names, attributes and inodes on a real engine over a device in memory.
+#![allow(clippy::disallowed_types, reason = "locks of tests have no place in the order")]
 
 mod ahead;
 mod attributes;

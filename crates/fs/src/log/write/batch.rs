@@ -22,12 +22,12 @@ use super::{Cause, NotLogged, Result};
 use crate::completion::Completion;
 use crate::engine::Core;
 use crate::error::Error;
+use crate::lock::{self, Mutex};
 use crate::space::Run;
 use crate::transaction::{Gathered, Txn, writeout};
 use crate::tree::Pointer;
 use crate::watch::Logging;
 use larder_format::{Generation, Logical, ObjectId};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,10 +53,11 @@ struct Work {
 /// The log of a transaction.
 #[derive(Debug, Default)]
 pub(crate) struct TxnLog {
-    queue: Mutex<Queue>,
-    work: Mutex<Work>,
-    /// Taken behind `work`. A thread that holds it does not wait for a device.
-    content: Mutex<Content>,
+    queue: Mutex<Queue, lock::LogQueue>,
+    work: Mutex<Work, lock::LogWork>,
+    /// Taken behind `work`. Names are looked up with it held, which may read nodes; nothing is
+    /// written.
+    content: Mutex<Content, lock::LogContent>,
     /// Has any contribution ever been added?
     used: AtomicBool,
 }

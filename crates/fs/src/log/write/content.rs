@@ -1,7 +1,7 @@
 //! What the log of a transaction has, and how contributions come into it.
 //!
-//! One thread at a time edits [`Content`], and it waits for no device. A batch's contributions come
-//! in. Then the nodes that have changed are made. The caller writes them when the next batch may
+//! One thread at a time edits [`Content`], and it writes nothing. A batch's contributions come in.
+//! Then the nodes that have changed are made. The caller writes them when the next batch may
 //! already come in.
 
 use super::blocks::Blocks;

@@ -1,5 +1,6 @@
 //! Chunks that several threads want at once, and empty chunks. No request is refused because of
 //! either.
+#![allow(clippy::disallowed_types, reason = "locks of tests have no place in the order")]
 
 use super::*;
 use crate::api::{FileKind, InodeId, NewInode};
@@ -8,7 +9,7 @@ use crate::mkfs::{MkfsOptions, Profile, mkfs};
 use crate::{Filesystem, SpaceUsage};
 use larder_format::Physical;
 use larder_volume::{Device, FileDevice};
-use parking_lot::Condvar;
+use parking_lot::{Condvar, Mutex};
 use std::thread;
 
 const MIB: u64 = 1 << 20;

@@ -7,8 +7,8 @@
 
 use super::{Account, AccountState, Asked, RECLAIMING, Reservation, Space, Ticket, TicketState};
 use crate::error::{Error, Result};
+use crate::lock::{self, Locked, Wait};
 use crate::space::SpaceKind;
-use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -43,6 +43,7 @@ impl Space {
     /// in line like every request, waits for those before it and for operations that pass, and lets
     /// no other through until `f` is done. What `f` reserves must not wait.
     pub(crate) fn alone<R>(&self, kind: SpaceKind, f: impl FnOnce() -> R) -> R {
+        lock::before_waiting(Wait::Commit);
         let account = self.account(kind);
         // This ticket is never served. It stands in the way.
         let ticket = Ticket::new(u64::MAX, false, Asked::default());
@@ -184,11 +185,7 @@ impl Attempts {
     }
     /// The reclaimer has found nothing. Waits for what others are about to give back. Returns false
     /// if there is nothing to wait for.
-    fn wait_for_others(
-        &mut self,
-        mut state: MutexGuard<'_, AccountState>,
-        ticket: &Ticket,
-    ) -> bool {
+    fn wait_for_others(&mut self, mut state: Locked<'_, AccountState>, ticket: &Ticket) -> bool {
         let held = state.figures.reserved > state.global;
         if state.passed != self.passed {
             // An operation that has ended since the reclaimer looked may have left behind what the
@@ -220,13 +217,13 @@ impl Attempts {
 
 impl Ticket {
     /// Waits to be woken. Every change locks the account first, so nothing is missed.
-    fn wait(&self, state: MutexGuard<'_, AccountState>) {
+    fn wait(&self, state: Locked<'_, AccountState>) {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait(&mut mine);
     }
     /// The same for `longest` at most. Returns true if that time has passed.
-    fn wait_for(&self, state: MutexGuard<'_, AccountState>, longest: Duration) -> bool {
+    fn wait_for(&self, state: Locked<'_, AccountState>, longest: Duration) -> bool {
         let mut mine = self.state.lock();
         drop(state);
         self.changed.wait_for(&mut mine, longest).timed_out()

@@ -1,6 +1,8 @@
 //! Reservations against a sum, and tickets under threads.
+#![allow(clippy::disallowed_types, reason = "locks of tests have no place in the order")]
 
 use super::*;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
