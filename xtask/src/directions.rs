@@ -24,7 +24,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("fuse", &["format", "fs"]),
     ("sources", &["format", "volume", "codec", "fs"]),
     ("build", &["format", "volume", "codec", "fs", "sources"]),
-    ("cli", &["format", "volume", "fs", "fuse", "check", "restore", "sources", "build"]),
+    ("update", &["fs", "sources"]),
+    ("cli", &["format", "volume", "fs", "fuse", "check", "restore", "sources", "build", "update"]),
 ];
 const FOR_TESTS: &[&str] = &["simtest", "bench", "xtask"];
 
@@ -41,6 +42,12 @@ struct House {
 }
 
 const HOUSES: &[House] = &[
+    House {
+        folder: "crates/update/src",
+        module: &[],
+        rooms: &["error", "report", "listing", "remove", "attributes", "contents", "links", "walk"],
+        exceptions: &[],
+    },
     House {
         folder: "crates/fs/src",
         module: &[],
