@@ -18,7 +18,14 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("fuse", &["format", "fs", "proc"]),
     ("sources", &["format", "volume", "codec", "fs"]),
     ("build", &["format", "volume", "codec", "fs", "sources"]),
-    ("cli", &["format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "build"]),
+    ("update", &["fs", "sources"]),
+    (
+        "cli",
+        &[
+            "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "build",
+            "update",
+        ],
+    ),
 ];
 
 /// Crates that are for tests and measurements only. They may use anything, and nothing but tests
@@ -426,6 +433,19 @@ pub(crate) const HOUSES: &[House] = &[
             "older",
             "contribute",
             "sync",
+        ]),
+    },
+    House {
+        folder: "crates/update/src",
+        rooms: Upwards(&[
+            "error",
+            "report",
+            "listing",
+            "remove",
+            "attributes",
+            "contents",
+            "links",
+            "walk",
         ]),
     },
 ];
