@@ -24,7 +24,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("fuse", &["format", "fs"]),
     ("sources", &["format", "volume", "codec", "fs"]),
     ("build", &["format", "volume", "codec", "fs", "sources"]),
-    ("cli", &["format", "volume", "fs", "fuse", "check", "restore", "sources", "build"]),
+    ("archive", &["sources"]),
+    ("cli", &["format", "volume", "fs", "fuse", "check", "restore", "sources", "archive", "build"]),
 ];
 const FOR_TESTS: &[&str] = &["simtest", "bench", "xtask"];
 

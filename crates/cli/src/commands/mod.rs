@@ -10,6 +10,7 @@ mod cp;
 mod dedupe;
 mod df;
 mod du;
+mod extract;
 mod inspect;
 mod label;
 mod ls;
@@ -38,6 +39,7 @@ pub(crate) enum Command {
     Ls(ls::Args),
     Cat(cat::Args),
     Cp(cp::Args),
+    Extract(extract::Args),
     Reflink(reflink::Args),
     Rm(rm::Args),
     Mkdir(mkdir::Args),
@@ -69,6 +71,7 @@ pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Res
         Command::Ls(a) => ls::run(&a),
         Command::Cat(a) => cat::run(&a),
         Command::Cp(a) => cp::run(&a),
+        Command::Extract(a) => extract::run(&a),
         Command::Rm(a) => rm::run(&a),
         Command::Mkdir(a) => mkdir::run(&a),
         Command::Property(a) => property::run(&a),
