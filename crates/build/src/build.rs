@@ -261,23 +261,34 @@ impl<'a> Forest<'a> {
             places.push(tree.place);
             streams.push((own, within, tree.entries));
         }
+        let mut parents = vec![None; places.len()];
         for (n, place) in places.into_iter().enumerate() {
             let Place::Below { parent, path } = place else { continue };
             let own = streams[n].0;
-            // Streams are read in turn, and a subvolume in a stream before it is fine, too. Only a
-            // circle is not.
             if parent == n || parent >= streams.len() || path.is_root() {
                 return refuse("a subvolume hangs in another tree, below its top");
             }
             if streams[parent].1.insert(path, own).is_some() {
                 return refuse("two subvolumes are to hang in one place");
             }
+            parents[n] = Some(parent);
+        }
+        if circle(&parents) {
+            return refuse("subvolumes hang in each other, in a circle");
         }
         if subvolumes.iter().filter(|s| s.default).count() > 1 {
             return refuse("only one subvolume can be the default");
         }
         Ok(Self { subvolumes, streams })
     }
+}
+
+/// Is there one that does not come to an end on its way up?
+fn circle(parents: &[Option<usize>]) -> bool {
+    (0..parents.len()).any(|start| {
+        let up = std::iter::successors(Some(start), |n| parents[*n]);
+        up.take(parents.len() + 1).count() > parents.len()
+    })
 }
 
 fn small(n: usize) -> u32 {

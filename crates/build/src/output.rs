@@ -254,6 +254,7 @@ mod tests {
         assert_eq!(names(dir.path()), [""; 0]);
         let sink = Sink::open(&Output::File { path: path.clone(), force: false }).unwrap();
         sink.write(100, b"jam").unwrap();
+        sink.write(4095, &[0]).unwrap();
         sink.copy(0, 8192, 4096).unwrap();
         sink.finish(20_000).unwrap();
         assert_eq!(names(dir.path()), ["new.img"]);

@@ -13,14 +13,14 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-pub const TIME: i64 = 1_700_000_000;
+pub(crate) const TIME: i64 = 1_700_000_000;
 
 /// The contents of one file: parts that are not holes.
 #[derive(Clone, Debug, Default)]
-pub struct Data(pub Vec<(u64, Vec<u8>)>);
+pub(crate) struct Data(pub(crate) Vec<(u64, Vec<u8>)>);
 
 impl Data {
-    pub fn whole(bytes: Vec<u8>) -> Self {
+    pub(crate) fn whole(bytes: Vec<u8>) -> Self {
         Self(vec![(0, bytes)])
     }
 }
@@ -53,28 +53,28 @@ impl Contents for Reading {
 
 /// A tree and the contents of its files.
 #[derive(Clone, Debug, Default)]
-pub struct Source {
-    pub entries: BTreeMap<TreePath, Entry>,
-    pub contents: BTreeMap<Vec<u8>, (u64, Data)>,
+pub(crate) struct Source {
+    pub(crate) entries: BTreeMap<TreePath, Entry>,
+    pub(crate) contents: BTreeMap<Vec<u8>, (u64, Data)>,
 }
 
-pub fn path(text: impl AsRef<[u8]>) -> TreePath {
+pub(crate) fn path(text: impl AsRef<[u8]>) -> TreePath {
     TreePath::new(text.as_ref()).unwrap()
 }
 
-pub fn attributes(permissions: u32) -> Attributes {
+pub(crate) fn attributes(permissions: u32) -> Attributes {
     let modified = Time { seconds: TIME, nanoseconds: 123_456_789 };
     Attributes { uid: 1000, gid: 100, permissions, modified, ..Attributes::default() }
 }
 
 impl Source {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut source = Self::default();
         source.add("", Kind::Directory, 0o755);
         source
     }
 
-    pub fn add(&mut self, at: impl AsRef<[u8]>, kind: Kind, permissions: u32) -> &mut Entry {
+    pub(crate) fn add(&mut self, at: impl AsRef<[u8]>, kind: Kind, permissions: u32) -> &mut Entry {
         let path = path(at);
         let entry =
             Entry { path: path.clone(), attributes: attributes(permissions), kind, links: None };
@@ -82,17 +82,17 @@ impl Source {
         self.entries.get_mut(&path).unwrap()
     }
 
-    pub fn dir(&mut self, at: impl AsRef<[u8]>) -> &mut Entry {
+    pub(crate) fn dir(&mut self, at: impl AsRef<[u8]>) -> &mut Entry {
         self.add(at, Kind::Directory, 0o755)
     }
 
-    pub fn file(&mut self, at: impl AsRef<[u8]>, data: impl Into<Vec<u8>>) -> &mut Entry {
+    pub(crate) fn file(&mut self, at: impl AsRef<[u8]>, data: impl Into<Vec<u8>>) -> &mut Entry {
         let data = data.into();
         let size = data.len() as u64;
         self.sparse(at, size, Data::whole(data))
     }
 
-    pub fn sparse(&mut self, at: impl AsRef<[u8]>, size: u64, data: Data) -> &mut Entry {
+    pub(crate) fn sparse(&mut self, at: impl AsRef<[u8]>, size: u64, data: Data) -> &mut Entry {
         let key = at.as_ref().to_vec();
         self.contents.insert(key.clone(), (size, data));
         let locator = Locator { source: SourceNumber(0), key };
@@ -100,7 +100,7 @@ impl Source {
         self.add(at, Kind::File { size, contents }, 0o644)
     }
 
-    pub fn link(&mut self, at: impl AsRef<[u8]>, to: impl AsRef<[u8]>, group: u64) {
+    pub(crate) fn link(&mut self, at: impl AsRef<[u8]>, to: impl AsRef<[u8]>, group: u64) {
         let first = self.entries.get_mut(&path(to)).unwrap();
         first.links = Some(LinkGroup(group));
         let mut entry = first.clone();
@@ -108,16 +108,16 @@ impl Source {
         self.entries.insert(entry.path.clone(), entry);
     }
 
-    pub fn open(&self, locator: &Locator) -> Result<Box<dyn Contents>, BoxError> {
+    pub(crate) fn open(&self, locator: &Locator) -> Result<Box<dyn Contents>, BoxError> {
         let (size, data) = self.contents.get(&locator.key).ok_or("no such contents")?;
         Ok(Box::new(Reading { data: data.clone(), size: *size }))
     }
 
-    pub fn stream(&self) -> Box<dyn Iterator<Item = Result<Entry, BoxError>> + '_> {
+    pub(crate) fn stream(&self) -> Box<dyn Iterator<Item = Result<Entry, BoxError>> + '_> {
         Box::new(self.entries.values().cloned().map(Ok))
     }
 
-    pub fn top(&self) -> TreeInput<'_> {
+    pub(crate) fn top(&self) -> TreeInput<'_> {
         TreeInput {
             place: Place::Top,
             read_only: false,
@@ -128,19 +128,23 @@ impl Source {
         }
     }
 
-    pub fn build(&self, image: &Path, options: &BuildOptions) -> larder_build::Result<Report> {
+    pub(crate) fn build(
+        &self,
+        image: &Path,
+        options: &BuildOptions,
+    ) -> larder_build::Result<Report> {
         let output = Output::File { path: image.to_owned(), force: true };
         build(&output, vec![self.top()], &|l| self.open(l), options, &Silent)
     }
 }
 
-pub fn options() -> BuildOptions {
+pub(crate) fn options() -> BuildOptions {
     let time = Some(larder_fs::Timestamp { sec: TIME, nsec: 0 });
     BuildOptions { uuid: Some([0x42; 16]), time, ..BuildOptions::default() }
 }
 
 /// Noise that does not compress.
-pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len.div_ceil(8))
         .flat_map(|_| {
@@ -154,12 +158,12 @@ pub fn noise(len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// Text that does.
-pub fn text(len: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn text(len: usize, seed: u64) -> Vec<u8> {
     (0..).flat_map(|n: u64| format!("line {} of {seed}\n", n / 3).into_bytes()).take(len).collect()
 }
 
 /// Both checkers.
-pub fn assert_sound(image: &Path, what: &str) {
+pub(crate) fn assert_sound(image: &Path, what: &str) {
     let device = FileDevice::open(image, OpenMode::Read).unwrap();
     let options = larder_check::Options { data: true, ..larder_check::Options::default() };
     let report = larder_check::check(&[Arc::new(device)], &options, &|_| {}).unwrap();
@@ -170,7 +174,7 @@ pub fn assert_sound(image: &Path, what: &str) {
 }
 
 /// Linux mounts it, agrees with the source, changes it, and it is sound after that.
-pub fn assert_linux_agrees(image: &Path, sources: &[(&str, &Source)], what: &str) {
+pub(crate) fn assert_linux_agrees(image: &Path, sources: &[(&str, &Source)], what: &str) {
     if !need(&[Need::KernelBtrfs]) {
         return;
     }
@@ -186,7 +190,7 @@ pub fn assert_linux_agrees(image: &Path, sources: &[(&str, &Source)], what: &str
 }
 
 /// Is the tree below `top` that of the source?
-pub fn compare(top: &Path, source: &Source, what: &str) {
+pub(crate) fn compare(top: &Path, source: &Source, what: &str) {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let mut inodes: BTreeMap<LinkGroup, u64> = BTreeMap::new();
