@@ -198,7 +198,8 @@ impl Plan {
 }
 
 /// A uuid that follows from the file system's. It is of version 8, "custom", as in RFC 9562.
-fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
+#[must_use]
+pub fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
     let hash = CsumType::Blake2b.compute(&[&fsid[..], of].concat());
     uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash"))
         .into_uuid()
@@ -219,7 +220,10 @@ const WIPE_BLOCK: u64 = 4096;
 
 /// Wipes what was on the device. It writes nothing where there is nothing, so a sparse file stays
 /// sparse.
-fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Volume`] when the device fails.
+pub fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
     let size = device.size();
     if discard && let Err(e) = device.discard(Physical(0), size) {
         tracing::debug!("discarding {} failed, going on: {e}", device.name());
