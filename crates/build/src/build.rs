@@ -112,7 +112,7 @@ pub fn build(
 ) -> Result<Report> {
     let plan = Plan::new(options)?;
     let forest = Forest::new(trees)?;
-    let sink = Sink::open(output)?;
+    let sink = Sink::open(output, options.size)?;
     let limit = limit(&sink, options)?;
     let scratch = Scratch::new(options.scratch.as_deref().unwrap_or(sink.directory()));
     let fit = match options.size {
@@ -196,6 +196,7 @@ fn image_size(size: ImageSize, end: u64) -> u64 {
     match size {
         // A tenth, at least as much as Linux needs to make a chunk of each type.
         ImageSize::Auto => (end + (end / 10).max(64 * MIB)).next_multiple_of(MIB),
+        ImageSize::AtLeast(size) => end.next_multiple_of(MIB).max(size & !(SECTOR - 1)),
         ImageSize::Free(free) => (end + free).next_multiple_of(MIB),
         ImageSize::Shrink { align } => end.next_multiple_of(align),
         ImageSize::Exactly(size) => size,

@@ -21,6 +21,8 @@ pub struct BuildOptions {
     /// Uuid of the file system. `None`: a random one. If it is given, the other uuids are derived
     /// from it.
     pub uuid: Option<[u8; 16]>,
+    /// Uuid of the device. `None`: it is derived, too.
+    pub device_uuid: Option<[u8; 16]>,
     /// Copies of metadata. `None`: two, or one with mixed groups.
     pub metadata: Option<Profile>,
     /// Copies of data. `None`: one, or as for metadata with mixed groups.
@@ -54,6 +56,7 @@ impl Default for BuildOptions {
         Self {
             label: Vec::new(),
             uuid: None,
+            device_uuid: None,
             metadata: None,
             data: None,
             csum: CsumType::Crc32c,
@@ -87,6 +90,8 @@ pub enum ImageSize {
     Auto,
     /// So many bytes.
     Exactly(u64),
+    /// As large as the contents, and at least so many bytes.
+    AtLeast(u64),
     /// As large as the contents, and so many bytes free.
     Free(u64),
     /// As small as it gets, a multiple of so many bytes.
@@ -94,6 +99,13 @@ pub enum ImageSize {
         /// The unit; a multiple of 4096.
         align: u64,
     },
+}
+
+impl ImageSize {
+    /// Does it also change the size of a file that is written in place?
+    pub(crate) fn resizes(self) -> bool {
+        matches!(self, Self::AtLeast(_) | Self::Shrink { .. })
+    }
 }
 
 /// All that is decided before the first byte is made.
@@ -155,7 +167,7 @@ impl Plan {
         let memory = options.memory.max(LEAST_MEMORY);
         Ok(Self {
             fsid,
-            device_uuid: derived_uuid(fsid, b"device"),
+            device_uuid: options.device_uuid.unwrap_or_else(|| derived_uuid(fsid, b"device")),
             chunk_tree_uuid: derived_uuid(fsid, b"chunk tree"),
             label: options.label.clone(),
             nodesize,

@@ -9,6 +9,7 @@
 //! interrupted build leaves no file system that looks whole.
 
 use crate::error::{Error, Result};
+use crate::options::ImageSize;
 use larder_format::Physical;
 use larder_fs::mkfs::{recognise, wipe};
 use larder_volume::{Device, FileDevice, OpenMode};
@@ -32,7 +33,8 @@ pub enum Output {
         /// Replace what is there.
         force: bool,
     },
-    /// An existing file or block device, written in place. It keeps its size.
+    /// An existing file or block device, written in place. It keeps its size, unless it is a file
+    /// and [`ImageSize`] is `AtLeast` or `Shrink`.
     InPlace {
         /// Its path.
         path: PathBuf,
@@ -57,11 +59,16 @@ enum Target {
         replaces: Option<FileDevice>,
     },
     Existing(FileDevice),
+    /// A file that is written anew from nothing, under its name. The lock is that of the image.
+    Anew {
+        file: File,
+        lock: FileDevice,
+    },
 }
 
 impl Sink {
     /// Opens the output.
-    pub(crate) fn open(output: &Output) -> Result<Self> {
+    pub(crate) fn open(output: &Output, size: ImageSize) -> Result<Self> {
         let (path, force, in_place) = match output {
             Output::File { path, force } => (path, *force, false),
             Output::InPlace { path, force } => (path, *force, true),
@@ -73,6 +80,7 @@ impl Sink {
         };
         let target = match there {
             None => Self::new_file(path, None)?,
+            Some(meta) if in_place && meta.is_file() && size.resizes() => Self::anew(path, force)?,
             Some(meta) if in_place || meta.file_type().is_block_device() => {
                 Self::existing(path, force)?
             }
@@ -108,6 +116,18 @@ impl Sink {
     }
 
     fn existing(path: &Path, force: bool) -> Result<Target> {
+        let device = Self::may_be_overwritten(path, force)?;
+        wipe(&device, true)?;
+        Ok(Target::Existing(device))
+    }
+
+    fn anew(path: &Path, force: bool) -> Result<Target> {
+        let lock = Self::may_be_overwritten(path, force)?;
+        let file = File::options().read(true).write(true).truncate(true).open(path);
+        Ok(Target::Anew { file: file.map_err(|e| failed("open", path, e))?, lock })
+    }
+
+    fn may_be_overwritten(path: &Path, force: bool) -> Result<FileDevice> {
         let device = FileDevice::open(path, OpenMode::Write)?;
         if !force && let Some(found) = recognise(&device) {
             return Err(Error::Unsupported(format!(
@@ -115,14 +135,13 @@ impl Sink {
                 path.display()
             )));
         }
-        wipe(&device, true)?;
-        Ok(Target::Existing(device))
+        Ok(device)
     }
 
     /// Bytes that the image must have, where it cannot be chosen.
     pub(crate) fn size(&self) -> Option<u64> {
         match &self.target {
-            Target::New { .. } => None,
+            Target::New { .. } | Target::Anew { .. } => None,
             Target::Existing(device) => Some(device.size()),
         }
     }
@@ -135,7 +154,7 @@ impl Sink {
     /// Writes `data` at `at`.
     pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<()> {
         match &self.target {
-            Target::New { file, .. } => file.write_all_at(data, at),
+            Target::New { file, .. } | Target::Anew { file, .. } => file.write_all_at(data, at),
             Target::Existing(device) => device.write_at(Physical(at), data),
         }
         .map_err(|e| failed("write", &self.path, e))
@@ -150,7 +169,9 @@ impl Sink {
             let n = usize::try_from(PIECE.min(len - done)).expect("one piece");
             let piece = &mut buffer[..n];
             match &self.target {
-                Target::New { file, .. } => file.read_exact_at(piece, from + done),
+                Target::New { file, .. } | Target::Anew { file, .. } => {
+                    file.read_exact_at(piece, from + done)
+                }
                 Target::Existing(device) => device.read_at(Physical(from + done), piece),
             }
             .map_err(|e| failed("read back", &self.path, e))?;
@@ -164,13 +185,13 @@ impl Sink {
     }
 
     fn is_new(&self) -> bool {
-        matches!(self.target, Target::New { .. })
+        matches!(self.target, Target::New { .. } | Target::Anew { .. })
     }
 
     /// Makes durable what was written.
     pub(crate) fn flush(&self) -> Result<()> {
         match &self.target {
-            Target::New { file, .. } => file.sync_data(),
+            Target::New { file, .. } | Target::Anew { file, .. } => file.sync_data(),
             Target::Existing(device) => device.flush(),
         }
         .map_err(|e| failed("flush", &self.path, e))
@@ -181,6 +202,12 @@ impl Sink {
         let path = self.path;
         match self.target {
             Target::Existing(device) => device.flush().map_err(|e| failed("flush", &path, e)),
+            Target::Anew { file, lock } => {
+                file.set_len(size).map_err(|e| failed("resize", &path, e))?;
+                file.sync_all().map_err(|e| failed("flush", &path, e))?;
+                drop(lock);
+                Ok(())
+            }
             Target::New { file, stand_in, replaces } => {
                 file.set_len(size).map_err(|e| failed("resize", &path, e))?;
                 file.sync_all().map_err(|e| failed("flush", &path, e))?;

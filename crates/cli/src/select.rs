@@ -1,26 +1,21 @@
 //! Which parts of a tree are meant: paths in it, patterns that include, patterns that exclude.
 //!
-//! A pattern is a glob. `*` and `?` stand for anything but a slash, `**` for any number of names. A
-//! pattern without a slash is for names, wherever they are. One with a slash is for paths from the
-//! start of the tree. What a pattern says of a directory holds for everything in it.
+//! Patterns are those of `larder-sources`: one without a slash is for names, one with a slash for
+//! paths from the start of the tree. What a pattern says of a directory holds for everything in it.
 //!
 //! What is excluded is never taken. What is to be taken lies at or below one of the paths, if there
 //! are paths, and is included, if there are patterns that include.
 
-use anyhow::Context;
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use larder_sources::{Kind, Pattern, TreePath};
 use std::cell::Cell;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 /// A selection of entries.
 #[derive(Debug, Default)]
 pub(crate) struct Select {
     paths: Vec<Wanted>,
     /// `None`: everything.
-    include: Option<GlobSet>,
-    exclude: GlobSet,
+    include: Option<Vec<Pattern>>,
+    exclude: Vec<Pattern>,
     /// Subvolumes below the start are shown as empty directories.
     pub(crate) one_subvolume: bool,
 }
@@ -59,8 +54,8 @@ impl Select {
         let wanted = |p: &Vec<u8>| Wanted { path: plain(p), met: Cell::new(false) };
         Ok(Self {
             paths: paths.iter().map(wanted).collect(),
-            include: (!include.is_empty()).then(|| globs(include)).transpose()?,
-            exclude: globs(exclude)?,
+            include: (!include.is_empty()).then(|| patterns(include)).transpose()?,
+            exclude: patterns(exclude)?,
             one_subvolume: false,
         })
     }
@@ -72,9 +67,8 @@ impl Select {
 
     /// What is to be done with the entry at `path`. `above` is what was said of the directory that
     /// it is in; `None` for the start.
-    pub(crate) fn judge(&self, path: &[u8], above: Option<Verdict>) -> Verdict {
-        let place = Path::new(OsStr::from_bytes(path));
-        if above.is_some() && self.exclude.is_match(place) {
+    pub(crate) fn judge(&self, path: &[u8], is_dir: bool, above: Option<Verdict>) -> Verdict {
+        if matches(&self.exclude, path, is_dir) {
             return Verdict::Leave;
         }
         if above == Some(Verdict::Take) {
@@ -90,7 +84,7 @@ impl Select {
         }
         match &self.include {
             None if inside => Verdict::Take,
-            Some(globs) if inside && above.is_some() && globs.is_match(place) => Verdict::Take,
+            Some(patterns) if inside && matches(patterns, path, is_dir) => Verdict::Take,
             _ if inside || leads => Verdict::Pass,
             _ => Verdict::Leave,
         }
@@ -116,45 +110,22 @@ fn is_at_or_below(path: &[u8], above: &[u8]) -> bool {
     }
 }
 
-fn globs(patterns: &[String]) -> anyhow::Result<GlobSet> {
-    let mut set = GlobSetBuilder::new();
-    for pattern in patterns {
-        let trimmed = pattern.trim_end_matches('/');
-        let of_paths = match trimmed.strip_prefix('/') {
-            Some(from_the_start) => from_the_start.to_owned(),
-            None if trimmed.contains('/') => trimmed.to_owned(),
-            None => format!("**/{trimmed}"),
-        };
-        let mut glob = GlobBuilder::new(&of_paths);
-        let built = glob.literal_separator(true).backslash_escape(true).build();
-        set.add(built.with_context(|| format!("the pattern {pattern:?}"))?);
+fn patterns(texts: &[String]) -> anyhow::Result<Vec<Pattern>> {
+    Ok(texts.iter().map(|text| Pattern::new(text)).collect::<Result<_, _>>()?)
+}
+
+fn matches(patterns: &[Pattern], path: &[u8], is_dir: bool) -> bool {
+    if patterns.is_empty() {
+        return false;
     }
-    set.build().context("patterns")
+    // Of the kind, only this counts.
+    let kind = if is_dir { Kind::Directory } else { Kind::Fifo };
+    TreePath::new(path).is_some_and(|path| patterns.iter().any(|p| p.matches(&path, &kind)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns_are_for_names_or_for_paths() {
-        let matches =
-            |pattern: &str, path: &str| globs(&[pattern.to_owned()]).unwrap().is_match(path);
-        for (pattern, yes, no) in [
-            ("*.o", "a/b.o", "a/b.oo"),
-            ("/*.o", "b.o", "a/b.o"),
-            ("a/*", "a/b", "a/b/c"),
-            ("a/**", "a/b/c", "b/a/c"),
-            ("**/cache/*", "x/y/cache/z", "x/cache"),
-            ("{x,y}[0-9]", "d/y7", "d/z7"),
-            ("\\*", "*", "x"),
-        ] {
-            assert!(matches(pattern, yes), "{pattern} {yes}");
-            assert!(!matches(pattern, no), "{pattern} {no}");
-        }
-        let error = globs(&["a[".to_owned()]).unwrap_err();
-        assert!(format!("{error:#}").contains("a["), "{error:#}");
-    }
 
     #[test]
     fn paths_are_made_plain() {

@@ -62,6 +62,8 @@ fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
     Ok(MkfsOptions {
         label: format.label,
         uuid: format.uuid,
+        device_uuid: None,
+        bytes: None,
         metadata: format.metadata,
         data: format.data,
         csum: format.csum,

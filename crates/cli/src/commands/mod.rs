@@ -4,6 +4,7 @@
 //! the mount helper use commands.
 
 mod assets;
+mod build;
 mod cat;
 mod check;
 mod cp;
@@ -31,6 +32,7 @@ pub(crate) mod umount;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
+    Build(build::Args),
     Mkfs(mkfs::Args),
     Mount(mount::Args),
     Umount(umount::Args),
@@ -63,6 +65,13 @@ pub(crate) enum Command {
 /// Runs a subcommand. `whole` makes the definition of the whole command line.
 pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Result<()> {
     match command {
+        Command::Build(a) => {
+            build::run(&a)?;
+            match a.map() {
+                Some((image, picture)) => map::run(&map::Args::of(image, picture)),
+                None => Ok(()),
+            }
+        }
         Command::Mkfs(a) => mkfs::run(&a),
         Command::Mount(a) => mount::run(&a),
         Command::Umount(a) => umount::run(&a),

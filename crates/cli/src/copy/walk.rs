@@ -120,11 +120,13 @@ impl<'a, S: Source> Walk<'a, S> {
         if look.depth > 0 {
             check_name(&look.path[look.name_at..]).of_source(&look.shown)?;
         }
-        let verdict = self.select.judge(&look.path, look.above.map(|(verdict, _)| verdict));
+        let meta = self.source.meta(&look.node).of_source(&look.shown)?;
+        let is_dir = meta.kind == FileKind::Directory;
+        let above = look.above.map(|(verdict, _)| verdict);
+        let verdict = self.select.judge(&look.path, is_dir, above);
         if verdict == Verdict::Leave {
             return Ok(());
         }
-        let meta = self.source.meta(&look.node).of_source(&look.shown)?;
         match meta.kind {
             FileKind::Directory => self.directory(look, meta, verdict),
             _ if verdict == Verdict::Pass => Ok(()),

@@ -17,7 +17,7 @@ use crate::print;
 use crate::source_date::source_date;
 use clap::Parser;
 use larder_fs::mkfs::{MkfsOptions, MkfsReport, mkfs, recognise};
-use larder_volume::{Device, FileDevice, OpenMode};
+use larder_volume::{FileDevice, OpenMode};
 use options::{Arguments, Options, Wish};
 use std::ffi::OsString;
 use std::path::Path;
@@ -57,7 +57,9 @@ pub(crate) fn main(argv: Vec<OsString>) -> ExitCode {
                     print::say("usage: mkfs.btrfs [options] <dev>   (--help lists the options)");
                 }
                 Refused::Because(lines) => {
-                    lines.iter().for_each(|l| print::say(&format!("ERROR: {}", print::harmless(l))));
+                    lines
+                        .iter()
+                        .for_each(|l| print::say(&format!("ERROR: {}", print::harmless(l))));
                 }
             }
             ExitCode::from(1)

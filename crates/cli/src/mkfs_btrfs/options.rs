@@ -129,7 +129,8 @@ pub(super) enum Wish {
 
 impl Arguments {
     pub(super) fn wish(self) -> Result<Wish, Refused> {
-        let lists = || self.features.iter().chain(&self.runtime_features).flat_map(|l| l.split(','));
+        let lists =
+            || self.features.iter().chain(&self.runtime_features).flat_map(|l| l.split(','));
         if lists().any(|word| word.trim() == "list-all") {
             return Ok(Wish::ListFeatures);
         }

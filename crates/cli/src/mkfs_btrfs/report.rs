@@ -9,11 +9,8 @@ use larder_fs::KindUsage;
 use std::fmt::Write as _;
 
 /// The first lines of all output.
-pub(super) const TITLE: &str = concat!(
-    "btrfs-progs v6.14 (command line; this is larder ",
-    env!("CARGO_PKG_VERSION"),
-    ")\n"
-);
+pub(super) const TITLE: &str =
+    concat!("btrfs-progs v6.14 (command line; this is larder ", env!("CARGO_PKG_VERSION"), ")\n");
 
 pub(super) const VERSION: &str = concat!(
     "mkfs.btrfs, part of btrfs-progs v6.14 (command line; this is larder ",

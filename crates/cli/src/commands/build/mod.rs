@@ -10,7 +10,7 @@ mod summary;
 
 use crate::failure::Advise;
 use crate::format_options::FormatOptions;
-use crate::interrupt::{Interrupt, Interrupted};
+use crate::interrupt::Interrupt;
 use crate::{print, size};
 use anyhow::anyhow;
 use larder_build::{BoxError, OpenContents, Output, build};
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.dry_run {
         return summary::list(&sources, args.json);
     }
-    let bar = Bar::new(sources.at_most(), interrupt);
+    let bar = Bar::new(sources.at_most(), interrupt.clone());
     let trees = plan::trees(args, &sources)?;
     if options.uuid.is_none() {
         // Said below, so that a build can be repeated.
@@ -158,7 +158,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let open: &OpenContents<'_> = &open;
     let made = build(&output, trees, open, &options, &bar);
     bar.finish();
-    let report = made.map_err(|e| build_error(args, e))?;
+    let report = made.map_err(|e| match interrupt.check() {
+        Err(interrupted) => interrupted.into(),
+        Ok(()) => build_error(args, e),
+    })?;
     if args.json {
         summary::json(&report)
     } else {
@@ -179,7 +182,6 @@ fn explained(error: larder_sources::Error) -> anyhow::Error {
 fn build_error(args: &Args, error: larder_build::Error) -> anyhow::Error {
     use larder_build::Error;
     match error {
-        Error::Interrupted => Interrupted::again().into(),
         Error::Source(e) => match e.downcast::<larder_sources::Error>() {
             Ok(e) => explained(*e),
             Err(e) => anyhow!(e),

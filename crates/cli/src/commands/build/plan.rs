@@ -4,9 +4,7 @@ use super::Args;
 use crate::failure::{Advise, usage};
 use crate::size;
 use crate::source_date::source_date;
-use larder_build::{
-    BoxError, BuildOptions, Compress, ImageSize, InnerSubvolume, Place, TreeInput,
-};
+use larder_build::{BoxError, BuildOptions, Compress, ImageSize, InnerSubvolume, Place, TreeInput};
 use larder_sources::{
     Attributes, Entry, Kind, Options, Pattern, Rule, SourceSpec, Sources, Time, TreePath,
     parse_owner, parse_time,
@@ -127,9 +125,7 @@ pub(super) fn trees<'a>(args: &Args, sources: &'a Sources) -> anyhow::Result<Vec
 
 type Stream<'a> = Box<dyn Iterator<Item = Result<Entry, BoxError>> + 'a>;
 
-fn stream<'a>(
-    entries: impl Iterator<Item = larder_sources::Result<Entry>> + 'a,
-) -> Stream<'a> {
+fn stream<'a>(entries: impl Iterator<Item = larder_sources::Result<Entry>> + 'a) -> Stream<'a> {
     Box::new(entries.map(|entry| entry.map_err(BoxError::from)))
 }
 
@@ -145,10 +141,8 @@ fn layers<'a>(sources: &'a Sources) -> anyhow::Result<Vec<TreeInput<'a>>> {
         path: TreePath::root(),
         attributes: Attributes {
             permissions: 0o755,
-            modified: source_date()?.map_or_else(Time::default, |t| Time {
-                seconds: t.sec,
-                nanoseconds: t.nsec,
-            }),
+            modified: source_date()?
+                .map_or_else(Time::default, |t| Time { seconds: t.sec, nanoseconds: t.nsec }),
             ..Attributes::default()
         },
         kind: Kind::Directory,
