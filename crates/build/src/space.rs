@@ -96,7 +96,8 @@ pub(crate) struct Fit {
 impl Fit {
     /// Sizes at which the image can be worked with.
     pub(crate) const ROOMY: Self = Self { unit: MIB, room: 8 * MIB, share: 4 };
-    /// The least at which Linux can change anything.
+    /// The least with which Linux mounts it for writing. It can change nothing before the image has
+    /// grown: it reserves far more than it needs.
     pub(crate) const TIGHT: Self = Self { unit: STRIPE_LEN, room: MIB, share: 16 };
 
     fn rounded(self, len: u64) -> u64 {

@@ -151,15 +151,12 @@ fn shrunk() {
     if !need(&[Need::KernelBtrfs]) {
         return;
     }
-    // Linux can change something in what room there is.
+    // Linux mounts it for writing. There is no room to change anything.
     let mount = KernelMount::image(&image, "").unwrap();
     common::compare(mount.path(), &source, "shrunk");
-    for n in 0..20 {
-        std::fs::create_dir(mount.join(format!("made by linux {n}"))).unwrap();
-    }
     mount.sync().unwrap();
     mount.unmount_clean().unwrap();
-    assert_sound(&image, "shrunk, changed by Linux");
+    assert_sound(&image, "shrunk, mounted by Linux");
     // It grows like any other.
     let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
     file.set_len(report.size + (100 << 20)).unwrap();
