@@ -7,6 +7,7 @@
 
 mod entry;
 mod path;
+pub mod spill;
 
 pub use entry::{Attributes, Contents, Entry, Kind, LinkGroup, Locator, SourceNumber, Time};
 pub use path::TreePath;
