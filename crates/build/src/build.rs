@@ -134,7 +134,7 @@ pub fn build(
     report.compressed = contents.compressed;
     report.shared = contents.shared;
 
-    let named = names.items.finish();
+    let named = names.items.finish()?;
     let mut nodes = Nodes::new(&plan, contents.space, Some(&sink));
     let mut roots = BTreeMap::new();
     let mut records = Records::new(named.read()?, contents.items.read()?);
@@ -336,7 +336,7 @@ impl<'a> Run<'a> {
                     buffers.give(store.take(done)?);
                 }
                 guard.disarm();
-                Ok(store.finish())
+                store.finish()
             });
             let guard = StopGuard(Some(&pipeline));
             let named = self.entries(names, forest.streams, &pipeline);

@@ -480,6 +480,8 @@ fn node_item(plan: &Plan, note: &Note) -> ExtentItem {
     }
 }
 
+type Items = Vec<(Key, Vec<u8>)>;
+
 /// Items of data extents with their references.
 struct DataExtents<'a> {
     refs: crate::sort::Reader<'a, RefKey>,
@@ -491,9 +493,9 @@ const MOST_INLINE: usize = 33;
 
 impl DataExtents<'_> {
     /// The items of the next extent.
-    fn next(&mut self) -> Result<Option<Vec<(Key, Vec<u8>)>>> {
+    fn next(&mut self) -> Result<Option<Items>> {
         let Some((key, value)) = self.refs.next()? else { return Ok(None) };
-        let stored = u64::from_le_bytes(value.try_into().expect("a length"));
+        let stored = u64::from_le_bytes(value[..].try_into().expect("a length"));
         let start = key.start;
         let mut refs = vec![(data_ref(&key), 1u32)];
         while let Some(key) = self.refs.peek()?.filter(|k| k.start == start) {
@@ -516,7 +518,7 @@ fn data_ref(key: &RefKey) -> ExtentRef {
     }
 }
 
-fn extent_items(start: u64, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Vec<(Key, Vec<u8>)> {
+fn extent_items(start: u64, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Items {
     let total = refs.iter().map(|(_, count)| u64::from(*count)).sum();
     refs.sort_by_key(|(r, _)| r.inline_order());
     let keyed = refs.split_off(refs.len().min(MOST_INLINE));
