@@ -6,8 +6,8 @@
 //! drawing showed, until a drawing shows itself. It does after a few, because more nodes to list
 //! never make a tree smaller. Then the same is done once more, for real.
 
-use crate::build::Subvolume;
 use crate::error::{Error, Result};
+use crate::input::Subvolume;
 use crate::nodes::{GENERATION, Nodes, Note, Placed, TreeWriter};
 use crate::options::Plan;
 use crate::sort::{RefKey, Sorted};
@@ -506,7 +506,7 @@ impl DataExtents<'_> {
                 _ => refs.push((next, 1)),
             }
         }
-        Ok(Some(extent_items(start, stored, refs)))
+        Ok(Some(extent_items(Logical(start), stored, refs)))
     }
 }
 
@@ -518,7 +518,7 @@ fn data_ref(key: &RefKey) -> ExtentRef {
     }
 }
 
-fn extent_items(start: u64, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Items {
+fn extent_items(start: Logical, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Items {
     let total = refs.iter().map(|(_, count)| u64::from(*count)).sum();
     refs.sort_by_key(|(r, _)| r.inline_order());
     let keyed = refs.split_off(refs.len().min(MOST_INLINE));
@@ -532,7 +532,7 @@ fn extent_items(start: u64, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Ite
     let mut items = vec![(Key::new(start, KeyType::EXTENT_ITEM, stored), item.encode())];
     let mut own = BTreeMap::new();
     for (r, count) in keyed {
-        let mut key = r.keyed(Logical(start));
+        let mut key = r.keyed(start);
         while own.contains_key(&key) {
             key.offset += 1;
         }

@@ -8,9 +8,9 @@
 //! A subvolume hangs in a directory like an entry. It is made of a stream of its own, or of a
 //! directory of the stream around it and all that the directory holds.
 
-use crate::build::{Hang, Subvolume};
 use crate::content::File;
 use crate::error::{Error, Result};
+use crate::input::{Hang, Subvolume};
 use crate::merge::LINKS;
 use crate::nodes::GENERATION;
 use crate::options::{Compress, Plan};

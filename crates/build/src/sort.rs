@@ -162,9 +162,12 @@ mod tests {
                 kind: v[2] as u8,
                 offset: v[3],
             };
-            let reference = |v: [u64; 4]| RefKey { start: v[0], root: v[1], inode: v[2], offset: v[3] };
+            let [start, root, inode, offset] = a;
+            let first = RefKey { start, root, inode, offset };
+            let [start, root, inode, offset] = b;
+            let second = RefKey { start, root, inode, offset };
             same_order(item(a), item(b));
-            same_order(reference(a), reference(b));
+            same_order(first, second);
         }
     }
 

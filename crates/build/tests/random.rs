@@ -79,7 +79,7 @@ fn plant(source: &mut Source, at: &str, node: &Node, files: &mut Vec<String>) {
 
 fn any_options() -> impl Strategy<Value = BuildOptions> {
     let nodesize = prop_oneof![Just(None), Just(Some(4096)), Just(Some(32768))];
-    let lists = ["", "mixed-bg", "^bgt", "^bgt,^fst,^no-holes"];
+    const LISTS: [&str; 4] = ["", "mixed-bg", "^bgt", "^bgt,^fst,^no-holes"];
     let compress = prop_oneof![
         Just(None),
         Just(Some(("zstd:1", false))),
@@ -88,7 +88,7 @@ fn any_options() -> impl Strategy<Value = BuildOptions> {
     ];
     let size = prop_oneof![Just(ImageSize::Auto), Just(ImageSize::Free(200 << 20))];
     let profile = prop_oneof![Just(Profile::Single), Just(Profile::Dup)];
-    (nodesize, prop::sample::select(&lists[..]), compress, size, profile, any::<bool>()).prop_map(
+    (nodesize, prop::sample::select(&LISTS[..]), compress, size, profile, any::<bool>()).prop_map(
         |(nodesize, list, compress, size, metadata, dedupe)| {
             let mut features = Features::default();
             features.apply(list).unwrap();
@@ -102,7 +102,7 @@ fn any_options() -> impl Strategy<Value = BuildOptions> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
     #[test]
     fn what_goes_in_comes_out(
         nodes in prop::collection::vec(("[a-z]{1,9}", node()), 0..20),
