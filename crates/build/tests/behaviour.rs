@@ -4,6 +4,7 @@ mod common;
 
 use common::{Data, Source, assert_sound, noise, options, text};
 use larder_build::{BuildOptions, Compress, Error, ImageSize, Output, Progress, build};
+use larder_simtest::oracle::{KernelMount, Need, mkfs_btrfs, need};
 use larder_sources::{Contents, Entry, Kind, Locator};
 use std::io;
 use std::ops::Range;
@@ -179,6 +180,26 @@ fn an_output_that_cannot_be_made_is_named() {
     s.sparse("f", 5000, Data::default());
     let e = s.build(&dir.path().join("no/img"), &options()).unwrap_err().to_string();
     assert!(e.contains("no/img"), "{e}");
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_nothing_is_left() {
+    if !need(&[Need::KernelBtrfs, Need::MkfsBtrfs]) {
+        return;
+    }
+    let dir = larder_simtest::oracle::scratch();
+    let disk = dir.path().join("disk");
+    mkfs_btrfs::<&str>(&disk, 110 << 20, &[]).unwrap();
+    let mount = KernelMount::image(&disk, "").unwrap();
+    let mut s = Source::new();
+    for n in 0..80 {
+        s.file(format!("{n}"), noise(2 << 20, n));
+    }
+    let e = s.build(&mount.join("img"), &options()).unwrap_err();
+    assert!(matches!(e, Error::Output { op: "write", .. }), "{e}");
+    assert!(e.to_string().contains("No space left"), "{e}");
+    assert_eq!(std::fs::read_dir(mount.path()).unwrap().count(), 0);
+    mount.unmount_clean().unwrap();
 }
 
 #[test]

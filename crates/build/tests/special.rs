@@ -82,6 +82,7 @@ fn check(what: &str, options: &BuildOptions) {
     assert_eq!(std::fs::metadata(&image).unwrap().len(), report.size, "{what}");
     assert_sound(&image, what);
     assert_linux_agrees(&image, &[("", &source)], what);
+    common::assert_engine_agrees(&image, what);
 }
 
 fn features(list: &str) -> Features {
