@@ -85,6 +85,15 @@ const HOUSES: &[House] = &[
         ],
         exceptions: &[],
     },
+    House {
+        folder: "crates/build/src",
+        module: &[],
+        rooms: &[
+            "error", "report", "options", "input", "output", "spool", "sort", "space", "nodes",
+            "pipeline", "content", "store", "merge", "names", "global", "build",
+        ],
+        exceptions: &[],
+    },
 ];
 
 /// One line per finding.

@@ -8,8 +8,8 @@
 //! sector if it packs into the limit. Holes are left out, in whole sectors. Compressed data is cut
 //! into pieces of 128 KiB; a piece that does not become a sector shorter is stored as it is.
 
-use crate::build::OpenContents;
 use crate::error::{Error, Result};
+use crate::input::OpenContents;
 use crate::options::{Compress, Plan};
 use crate::pipeline::Buffers;
 use crate::report::{Progress, Tally};

@@ -6,8 +6,8 @@
 //! drawing showed, until a drawing shows itself. It does after a few, because more nodes to list
 //! never make a tree smaller. Then the same is done once more, for real.
 
-use crate::build::Subvolume;
 use crate::error::{Error, Result};
+use crate::input::Subvolume;
 use crate::nodes::{GENERATION, Nodes, Note, Placed, TreeWriter};
 use crate::options::Plan;
 use crate::sort::{RefKey, Sorted};
@@ -480,6 +480,8 @@ fn node_item(plan: &Plan, note: &Note) -> ExtentItem {
     }
 }
 
+type Items = Vec<(Key, Vec<u8>)>;
+
 /// Items of data extents with their references.
 struct DataExtents<'a> {
     refs: crate::sort::Reader<'a, RefKey>,
@@ -491,9 +493,9 @@ const MOST_INLINE: usize = 33;
 
 impl DataExtents<'_> {
     /// The items of the next extent.
-    fn next(&mut self) -> Result<Option<Vec<(Key, Vec<u8>)>>> {
+    fn next(&mut self) -> Result<Option<Items>> {
         let Some((key, value)) = self.refs.next()? else { return Ok(None) };
-        let stored = u64::from_le_bytes(value.try_into().expect("a length"));
+        let stored = u64::from_le_bytes(value[..].try_into().expect("a length"));
         let start = key.start;
         let mut refs = vec![(data_ref(&key), 1u32)];
         while let Some(key) = self.refs.peek()?.filter(|k| k.start == start) {
@@ -504,7 +506,7 @@ impl DataExtents<'_> {
                 _ => refs.push((next, 1)),
             }
         }
-        Ok(Some(extent_items(start, stored, refs)))
+        Ok(Some(extent_items(Logical(start), stored, refs)))
     }
 }
 
@@ -516,7 +518,7 @@ fn data_ref(key: &RefKey) -> ExtentRef {
     }
 }
 
-fn extent_items(start: u64, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Vec<(Key, Vec<u8>)> {
+fn extent_items(start: Logical, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Items {
     let total = refs.iter().map(|(_, count)| u64::from(*count)).sum();
     refs.sort_by_key(|(r, _)| r.inline_order());
     let keyed = refs.split_off(refs.len().min(MOST_INLINE));
@@ -530,7 +532,7 @@ fn extent_items(start: u64, stored: u64, mut refs: Vec<(ExtentRef, u32)>) -> Vec
     let mut items = vec![(Key::new(start, KeyType::EXTENT_ITEM, stored), item.encode())];
     let mut own = BTreeMap::new();
     for (r, count) in keyed {
-        let mut key = r.keyed(Logical(start));
+        let mut key = r.keyed(start);
         while own.contains_key(&key) {
             key.offset += 1;
         }

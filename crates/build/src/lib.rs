@@ -16,6 +16,7 @@
 //! | module | decision it hides |
 //! |---|---|
 //! | `error`, [`report`], `options` | what callers see; which options go together, and defaults |
+//! | `input` | which subvolumes there are, and in which stream each comes |
 //! | `output` | that an image appears under its name only when it is complete |
 //! | `spool`, `sort` | what is kept in memory, and what in a scratch file |
 //! | `space` | where chunks lie and how long they are; which address comes next |
@@ -23,8 +24,8 @@
 //! | `pipeline` | how threads work on contents while the order is kept |
 //! | `content` | what of a file's contents is stored, and how: holes, compression, checksums |
 //! | `store` | where contents go; which files share them |
-//! | `names` | how entries become inodes, directories, links and attributes |
 //! | `merge` | how sorted records become the items of a subvolume |
+//! | `names` | how entries become inodes, directories, links and attributes |
 //! | `global` | the trees that describe all others, and the superblock |
 //! | `build` | the order of things |
 
@@ -32,6 +33,7 @@ mod build;
 mod content;
 mod error;
 mod global;
+mod input;
 mod merge;
 mod names;
 mod nodes;
@@ -44,8 +46,9 @@ mod space;
 mod spool;
 mod store;
 
-pub use build::{InnerSubvolume, OpenContents, Place, TreeInput, build};
+pub use build::build;
 pub use error::{BoxError, Error, Result};
+pub use input::{InnerSubvolume, OpenContents, Place, SourceResult, TreeInput};
 pub use options::{BuildOptions, Compress, ImageSize};
 pub use output::Output;
 pub use report::{Progress, Report, Silent, Stage};

@@ -40,7 +40,7 @@ impl<'a> Records<'a> {
     }
 
     /// The next record of this subvolume.
-    fn next(&mut self, tree: u32) -> Result<Option<(ItemKey, &[u8])>> {
+    fn next(&mut self, tree: u32) -> Result<Option<(ItemKey, Vec<u8>)>> {
         match self.peek()? {
             Some((key, true)) if key.tree == tree => self.names.next(),
             Some((key, false)) if key.tree == tree => self.contents.next(),
@@ -83,9 +83,9 @@ struct Merge {
 }
 
 impl Merge {
-    fn take(&mut self, nodes: &mut Nodes<'_>, key: ItemKey, value: &[u8]) -> Result<()> {
+    fn take(&mut self, nodes: &mut Nodes<'_>, key: ItemKey, mut value: Vec<u8>) -> Result<()> {
         if key.kind == LINKS {
-            self.links = Some(u32::from_le_bytes(value.try_into().expect("a count")));
+            self.links = Some(u32::from_le_bytes(value[..].try_into().expect("a count")));
             return Ok(());
         }
         let at = Key::new(key.inode, KeyType(key.kind), key.offset);
@@ -93,16 +93,15 @@ impl Merge {
             && *last == at
         {
             if item.len() + value.len() <= self.most {
-                item.extend_from_slice(value);
+                item.append(&mut value);
                 return Ok(());
             }
-            return self.overflow(at, value);
+            return self.overflow(at, &value);
         }
         self.end_of_item(nodes)?;
         if at.kind != KeyType::INODE_REF {
             self.end_of_references(nodes)?;
         }
-        let mut value = value.to_vec();
         if at.kind == KeyType::INODE_ITEM
             && let Some(links) = self.links.take()
         {

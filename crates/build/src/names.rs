@@ -8,9 +8,9 @@
 //! A subvolume hangs in a directory like an entry. It is made of a stream of its own, or of a
 //! directory of the stream around it and all that the directory holds.
 
-use crate::build::{Hang, Subvolume};
 use crate::content::File;
 use crate::error::{Error, Result};
+use crate::input::{Hang, Subvolume};
 use crate::merge::LINKS;
 use crate::nodes::GENERATION;
 use crate::options::{Compress, Plan};
@@ -230,12 +230,12 @@ impl<'a> Names<'a> {
         let dir = self.open.pop().expect("one is open");
         let item = InodeItem { size: dir.size.into(), ..dir.item };
         self.inodes.directories += 1;
-        self.put(dir.tree, dir.inode, KeyType::INODE_ITEM, 0, &[item.as_bytes()])?;
+        self.put(dir.tree, dir.inode, KeyType::INODE_ITEM, 0, item.as_bytes())?;
         if dir.inode == TOP {
             let own = InodeRef { index: 0, name: b".." };
             let mut bytes = Vec::new();
             own.append_to(&mut bytes);
-            self.put(dir.tree, TOP, KeyType::INODE_REF, TOP, &[&bytes])?;
+            self.put(dir.tree, TOP, KeyType::INODE_REF, TOP, &bytes)?;
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl<'a> Names<'a> {
             if linked.names > 1 {
                 let (inode, kind) = (linked.inode, LINKS);
                 let key = ItemKey { tree, inode, kind, offset: 0 };
-                self.items.push(key, &[&linked.names.to_le_bytes()])?;
+                self.items.push(key, &linked.names.to_le_bytes())?;
             }
         }
         Ok(())
@@ -299,8 +299,8 @@ impl<'a> Names<'a> {
         dir.index += 1;
         dir.size += 2 * name.len() as u64;
         let entry = DirEntryRef::subvolume(id, GENERATION, name).encode();
-        self.put(parent, inode, KeyType::DIR_ITEM, name_hash(name), &[&entry])?;
-        self.put(parent, inode, KeyType::DIR_INDEX, index, &[&entry])?;
+        self.put(parent, inode, KeyType::DIR_ITEM, name_hash(name), &entry)?;
+        self.put(parent, inode, KeyType::DIR_INDEX, index, &entry)?;
         let parent = self.subvolumes[parent as usize].id;
         self.subvolumes[tree as usize].hang =
             Some(Hang { parent, directory: inode, index, name: name.to_vec() });
@@ -316,11 +316,11 @@ impl<'a> Names<'a> {
         let entry = DirEntryRef::inode(ObjectId(inode), GENERATION, kind, name);
         let mut bytes = Vec::with_capacity(ENTRY_HEADER_SIZE + name.len());
         entry.append_to(&mut bytes);
-        self.put(tree, parent, KeyType::DIR_ITEM, name_hash(name), &[&bytes])?;
-        self.put(tree, parent, KeyType::DIR_INDEX, index, &[&bytes])?;
+        self.put(tree, parent, KeyType::DIR_ITEM, name_hash(name), &bytes)?;
+        self.put(tree, parent, KeyType::DIR_INDEX, index, &bytes)?;
         bytes.clear();
         InodeRef { index, name }.append_to(&mut bytes);
-        self.put(tree, inode, KeyType::INODE_REF, parent, &[&bytes])
+        self.put(tree, inode, KeyType::INODE_REF, parent, &bytes)
     }
 
     fn xattrs(&mut self, tree: u32, inode: u64, entry: &Entry) -> Result<()> {
@@ -337,7 +337,7 @@ impl<'a> Names<'a> {
                 return Err(Error::entry(&entry.path, what));
             }
             let bytes = DirEntryRef::xattr(GENERATION, name, value).encode();
-            self.put(tree, inode, KeyType::XATTR_ITEM, name_hash(name), &[&bytes])?;
+            self.put(tree, inode, KeyType::XATTR_ITEM, name_hash(name), &bytes)?;
         }
         Ok(())
     }
@@ -381,7 +381,7 @@ impl<'a> Names<'a> {
             }
             Kind::Fifo | Kind::Socket => self.inodes.others += 1,
         }
-        self.put(tree, inode, KeyType::INODE_ITEM, 0, &[item.as_bytes()])
+        self.put(tree, inode, KeyType::INODE_ITEM, 0, item.as_bytes())
     }
 
     fn symlink(
@@ -402,7 +402,7 @@ impl<'a> Names<'a> {
         let compression = Compression::None;
         let inline =
             InlineExtent { generation: GENERATION, ram_bytes: length, compression, data: target };
-        self.put(tree, inode, KeyType::EXTENT_DATA, 0, &[&FileExtent::Inline(inline).encode()])
+        self.put(tree, inode, KeyType::EXTENT_DATA, 0, &FileExtent::Inline(inline).encode())
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -476,7 +476,7 @@ impl<'a> Names<'a> {
         inode: u64,
         kind: KeyType,
         offset: u64,
-        value: &[&[u8]],
+        value: &[u8],
     ) -> Result<()> {
         self.items.push(ItemKey { tree, inode, kind: kind.0, offset }, value)
     }

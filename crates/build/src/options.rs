@@ -94,7 +94,7 @@ pub enum ImageSize {
     AtLeast(u64),
     /// As large as the contents, and so many bytes free.
     Free(u64),
-    /// As small as it gets, a multiple of so many bytes.
+    /// As small as it gets, a multiple of so many bytes. It has to grow before it can be changed.
     Shrink {
         /// The unit; a multiple of 4096.
         align: u64,

@@ -161,7 +161,7 @@ impl Sink {
     }
 
     /// Writes what lies at `from` once more at `to`.
-    pub(crate) fn copy(&self, from: u64, to: u64, len: u64) -> Result<()> {
+    pub(crate) fn copy(&self, from: Physical, to: Physical, len: u64) -> Result<()> {
         const PIECE: u64 = 1 << 20;
         let mut buffer = vec![0; usize::try_from(PIECE.min(len)).expect("one piece")];
         let mut done = 0;
@@ -170,14 +170,14 @@ impl Sink {
             let piece = &mut buffer[..n];
             match &self.target {
                 Target::New { file, .. } | Target::Anew { file, .. } => {
-                    file.read_exact_at(piece, from + done)
+                    file.read_exact_at(piece, from.0 + done)
                 }
-                Target::Existing(device) => device.read_at(Physical(from + done), piece),
+                Target::Existing(device) => device.read_at(from.plus(done), piece),
             }
             .map_err(|e| failed("read back", &self.path, e))?;
             // What reads as zeros need not be written: a new file has zeros there.
             if !self.is_new() || piece.iter().any(|b| *b != 0) {
-                self.write(to + done, piece)?;
+                self.write(to.0 + done, piece)?;
             }
             done += n as u64;
         }
@@ -282,7 +282,7 @@ mod tests {
         let sink = Sink::open(&Output::File { path: path.clone(), force: false }).unwrap();
         sink.write(100, b"jam").unwrap();
         sink.write(4095, &[0]).unwrap();
-        sink.copy(0, 8192, 4096).unwrap();
+        sink.copy(Physical(0), Physical(8192), 4096).unwrap();
         sink.finish(20_000).unwrap();
         assert_eq!(names(dir.path()), ["new.img"]);
         let got = std::fs::read(&path).unwrap();

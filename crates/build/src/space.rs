@@ -11,7 +11,7 @@
 
 use crate::error::{Error, Result};
 use larder_format::items::BlockGroupFlags;
-use larder_format::{DEVICE_RESERVED, STRIPE_LEN, SUPER_OFFSETS};
+use larder_format::{DEVICE_RESERVED, Physical, STRIPE_LEN, SUPER_OFFSETS};
 use std::ops::Range;
 
 /// Longest data chunk, as Linux makes them.
@@ -77,8 +77,8 @@ fn copies(flags: BlockGroupFlags) -> u64 {
 /// Bytes that have to be written once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SecondCopy {
-    pub(crate) from: u64,
-    pub(crate) to: u64,
+    pub(crate) from: Physical,
+    pub(crate) to: Physical,
     pub(crate) len: u64,
 }
 
@@ -96,7 +96,8 @@ pub(crate) struct Fit {
 impl Fit {
     /// Sizes at which the image can be worked with.
     pub(crate) const ROOMY: Self = Self { unit: MIB, room: 8 * MIB, share: 4 };
-    /// The least at which Linux can change anything.
+    /// The least with which Linux mounts it for writing. It can change nothing before the image has
+    /// grown: it reserves far more than it needs.
     pub(crate) const TIGHT: Self = Self { unit: STRIPE_LEN, room: MIB, share: 16 };
 
     fn rounded(self, len: u64) -> u64 {
@@ -242,14 +243,14 @@ impl Space {
         let mut second = end;
         for length in [length.min(group.length), fit.rounded(reach).min(group.length), tight] {
             group.length = length;
-            second = if copies == 2 { behind_mirrors(end + length, length) } else { end };
+            second = if copies == 2 { behind_mirrors(Physical(end + length), length) } else { end };
             if second.saturating_add(length) <= limit {
                 break;
             }
         }
         if copies == 2 {
             group.stripes.push(second);
-            self.copies.push(SecondCopy { from: end, to: second, len: reach });
+            self.copies.push(SecondCopy { from: Physical(end), to: Physical(second), len: reach });
         }
         second += group.length;
         if second > limit {
@@ -332,8 +333,8 @@ fn mirror_at_or_behind(group: &Group, at: u64) -> Option<Range<u64>> {
 }
 
 /// The first place from `at` on where `length` bytes cover no superblock.
-fn behind_mirrors(at: u64, length: u64) -> u64 {
-    let mut at = at;
+fn behind_mirrors(at: Physical, length: u64) -> u64 {
+    let mut at = at.0;
     for mirror in SUPER_OFFSETS {
         let mirror = mirror.0 & !(STRIPE_LEN - 1);
         if mirror + STRIPE_LEN > at && mirror < at + length {

@@ -16,6 +16,10 @@ impl Scratch {
         Self(directory.to_owned())
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.0
+    }
+
     /// A new scratch file.
     pub(crate) fn file(&self) -> Result<File> {
         tempfile::tempfile_in(&self.0).map_err(|e| self.error("make", e))
@@ -29,7 +33,8 @@ impl Scratch {
         file.read_exact_at(data, at).map_err(|e| self.error("read", e))
     }
 
-    fn error(&self, op: &'static str, source: io::Error) -> Error {
+    /// An error of a scratch file.
+    pub(crate) fn error(&self, op: &'static str, source: io::Error) -> Error {
         Error::Scratch { op, directory: self.0.clone(), source }
     }
 }

@@ -370,7 +370,7 @@ impl<'a> Store<'a> {
         self.current.end = at + record.num_bytes;
         let (start, offset) = (record.disk_bytenr.0, at.wrapping_sub(record.offset));
         let key = RefKey { start, root: file.root, inode: file.inode, offset };
-        self.refs.push(key, &[&record.disk_num_bytes.to_le_bytes()])?;
+        self.refs.push(key, &record.disk_num_bytes.to_le_bytes())?;
         self.item(file, at, &record.encode())
     }
 
@@ -395,7 +395,7 @@ impl<'a> Store<'a> {
 
     fn push_item(&mut self, file: &File, offset: u64, bytes: &[u8]) -> Result<()> {
         let kind = KeyType::EXTENT_DATA.0;
-        self.items.push(ItemKey { tree: file.tree, inode: file.inode, kind, offset }, &[bytes])
+        self.items.push(ItemKey { tree: file.tree, inode: file.inode, kind, offset }, bytes)
     }
 
     /// Gives a file the contents of the one that came before.
@@ -430,7 +430,7 @@ impl<'a> Store<'a> {
         let current = std::mem::take(&mut self.current);
         let item = InodeItem { nbytes: current.nbytes.into(), ..file.item };
         let (tree, inode, kind) = (file.tree, file.inode, KeyType::INODE_ITEM.0);
-        self.items.push(ItemKey { tree, inode, kind, offset: 0 }, &[item.as_bytes()])?;
+        self.items.push(ItemKey { tree, inode, kind, offset: 0 }, item.as_bytes())?;
         let (stored, inline) = (current.stored, current.inline);
         self.shares.add(file.tally, Share { files: 1, size: file.size, stored, inline });
         if let Some(id) = file.identity
@@ -445,16 +445,16 @@ impl<'a> Store<'a> {
     }
 
     /// All contents have their places.
-    pub(crate) fn finish(self) -> Contents {
-        Contents {
+    pub(crate) fn finish(self) -> Result<Contents> {
+        Ok(Contents {
             space: self.space,
-            items: self.items.finish(),
-            refs: self.refs.finish(),
+            items: self.items.finish()?,
+            refs: self.refs.finish()?,
             sums: self.sums,
             shares: self.shares,
             compressed: self.compressed,
             shared: self.shared,
             methods: self.methods,
-        }
+        })
     }
 }

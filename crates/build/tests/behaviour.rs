@@ -4,6 +4,7 @@ mod common;
 
 use common::{Data, Source, assert_sound, noise, options, text};
 use larder_build::{BuildOptions, Compress, Error, ImageSize, Output, Progress, build};
+use larder_simtest::oracle::{KernelMount, Need, mkfs_btrfs, need};
 use larder_sources::{Contents, Entry, Kind, Locator};
 use std::io;
 use std::ops::Range;
@@ -152,7 +153,7 @@ fn errors_name_the_file_and_leave_nothing() {
     assert!(!image.exists());
 }
 
-/// Stops after so many bytes.
+/// Wants no more from the start.
 struct Stop;
 
 impl Progress for Stop {
@@ -173,13 +174,51 @@ fn a_build_can_be_stopped() {
 }
 
 #[test]
-fn a_full_disk_is_an_error() {
-    // A limit of the process's files would hit the test itself; an output that takes nothing is
-    // enough.
+fn an_output_that_cannot_be_made_is_named() {
     let dir = larder_simtest::oracle::scratch();
-    let missing = dir.path().join("no/img");
     let mut s = Source::new();
     s.sparse("f", 5000, Data::default());
-    let e = s.build(&missing, &options()).unwrap_err().to_string();
+    let e = s.build(&dir.path().join("no/img"), &options()).unwrap_err().to_string();
     assert!(e.contains("no/img"), "{e}");
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_nothing_is_left() {
+    if !need(&[Need::KernelBtrfs, Need::MkfsBtrfs]) {
+        return;
+    }
+    let dir = larder_simtest::oracle::scratch();
+    let disk = dir.path().join("disk");
+    mkfs_btrfs::<&str>(&disk, 110 << 20, &[]).unwrap();
+    let mount = KernelMount::image(&disk, "").unwrap();
+    let mut s = Source::new();
+    for n in 0..80 {
+        s.file(format!("{n}"), noise(2 << 20, n));
+    }
+    let e = s.build(&mount.join("img"), &options()).unwrap_err();
+    assert!(matches!(e, Error::Output { op: "write", .. }), "{e}");
+    assert!(e.to_string().contains("No space left"), "{e}");
+    assert_eq!(std::fs::read_dir(mount.path()).unwrap().count(), 0);
+    mount.unmount_clean().unwrap();
+}
+
+#[test]
+fn in_place_the_size_stays_and_what_is_there_is_refused() {
+    let dir = larder_simtest::oracle::scratch();
+    let image = dir.path().join("disk");
+    std::fs::File::create(&image).unwrap().set_len(300 << 20).unwrap();
+    let s = some_tree();
+    let make = |force| {
+        let output = Output::InPlace { path: image.clone(), force };
+        build(&output, vec![s.top()], &|l| s.open(l), &options(), &larder_build::Silent)
+    };
+    let report = make(false).unwrap();
+    assert_eq!(report.size, 300 << 20);
+    assert_sound(&image, "in place");
+    let first = std::fs::read(&image).unwrap();
+    let refused = make(false).unwrap_err().to_string();
+    assert!(refused.contains("already holds a btrfs file system"), "{refused}");
+    make(true).unwrap();
+    assert!(std::fs::read(&image).unwrap() == first);
+    common::assert_linux_agrees(&image, &[("", &s)], "in place");
 }

@@ -82,6 +82,7 @@ fn check(what: &str, options: &BuildOptions) {
     assert_eq!(std::fs::metadata(&image).unwrap().len(), report.size, "{what}");
     assert_sound(&image, what);
     assert_linux_agrees(&image, &[("", &source)], what);
+    common::assert_engine_agrees(&image, what);
 }
 
 fn features(list: &str) -> Features {
@@ -151,18 +152,15 @@ fn shrunk() {
     if !need(&[Need::KernelBtrfs]) {
         return;
     }
-    // Linux can change something in what room there is.
+    // Linux mounts it for writing. There is no room to change anything.
     let mount = KernelMount::image(&image, "").unwrap();
     common::compare(mount.path(), &source, "shrunk");
-    for n in 0..20 {
-        std::fs::create_dir(mount.join(format!("made by linux {n}"))).unwrap();
-    }
     mount.sync().unwrap();
     mount.unmount_clean().unwrap();
-    assert_sound(&image, "shrunk, changed by Linux");
-    // It grows like any other.
+    assert_sound(&image, "shrunk, mounted by Linux");
+    // It grows like any other. (Linux resizes to no less than 256 MiB.)
     let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
-    file.set_len(report.size + (100 << 20)).unwrap();
+    file.set_len(report.size + (300 << 20)).unwrap();
     let mount = KernelMount::image(&image, "").unwrap();
     btrfs(&["filesystem", "resize", "max", mount.path().to_str().unwrap()]).unwrap();
     std::fs::write(mount.join("large"), noise(20 << 20, 8)).unwrap();

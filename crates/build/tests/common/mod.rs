@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use larder_build::{BoxError, BuildOptions, Output, Place, Report, Silent, TreeInput, build};
+use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions};
 use larder_simtest::oracle::{KernelMount, Need, btrfs_check, need};
 use larder_sources::TreePath;
 use larder_sources::{Attributes, Contents, Entry, Kind, LinkGroup, Locator, SourceNumber, Time};
@@ -171,6 +172,22 @@ pub(crate) fn assert_sound(image: &Path, what: &str) {
     if need(&[Need::BtrfsProgs]) {
         btrfs_check(image, true).assert_clean(what);
     }
+}
+
+/// The engine opens it, changes it, and it is sound after that.
+pub(crate) fn assert_engine_agrees(image: &Path, what: &str) {
+    let device = Arc::new(FileDevice::open(image, OpenMode::Write).unwrap());
+    let fs = Filesystem::open(device, OpenOptions::default()).unwrap();
+    let (kind, perm, uid, gid) = (FileKind::Regular, 0o644, 0, 0);
+    let new = NewInode { kind, perm, uid, gid, rdev: 0, target: b"", xattrs: &[] };
+    let file = fs.create(fs.root(), b"made by larder", &new).unwrap().id;
+    fs.write(file, 0, &noise(300_000, 5)).unwrap();
+    fs.snapshot(fs.root().subvol, fs.root(), b"snapshot", true).unwrap();
+    fs.write(file, 5000, b"changed").unwrap();
+    fs.unlink(fs.root(), b"made by larder").unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    assert_sound(image, &format!("{what}, changed by the engine"));
 }
 
 /// Linux mounts it, agrees with the source, changes it, and it is sound after that.
