@@ -194,7 +194,7 @@ fn what_cannot_be_built_is_said_and_leaves_nothing() {
     let path = |name: &str| dir.path().join(name);
     let tree = tree(dir.path(), false);
     let image = path("a.img");
-    larder(args!["build", &image, path("missing")]).fails(1, "missing");
+    larder(args!["build", &image, path("missing")]).fails(2, "missing");
     larder(args!["build", "--size", "1M", &image, &tree]).fails(1, "too small");
     larder(args!["build", "--size", "lots", &image, &tree]).fails(2, "--size");
     larder(args!["build", "--chmod", "x", &image, &tree]).fails(2, "x");

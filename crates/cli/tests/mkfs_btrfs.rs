@@ -4,7 +4,7 @@
 mod common;
 
 use common::Run;
-use larder_simtest::oracle::{KernelMount, Need, btrfs_check, need, scratch, tree_compare};
+use larder_simtest::oracle::{KernelMount, LoopDevice, Need, btrfs_check, need, scratch, tree_compare};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
@@ -91,6 +91,25 @@ fn the_same_command_lines_end_the_same_way() {
             assert!(btrfs_check(&dir.join("x.img"), true).is_clean(), "{line}");
         }
     }
+}
+
+/// systemd-repart locks a device and then starts mkfs.btrfs.
+#[test]
+fn a_lock_of_the_parent_on_a_device_is_no_obstacle() {
+    use std::os::fd::AsFd;
+    if !need(&[Need::Root, Need::KernelBtrfs]) {
+        return;
+    }
+    let dir = scratch();
+    file(&dir.path().join("x.img"), 200 << 20);
+    let device = LoopDevice::attach(&dir.path().join("x.img")).unwrap();
+    let held = File::open(device.path()).unwrap();
+    rustix::fs::flock(held.as_fd(), rustix::fs::FlockOperation::LockExclusive).unwrap();
+    ours(dir.path(), &format!("-q {}", device.path().display())).ok();
+    // A lock of another process is one.
+    let line = format!("exec ./mkfs.btrfs -f -q {} & wait $!", device.path().display());
+    let run = Command::new("sh").args(["-c", &line]).current_dir(dir.path()).output().unwrap();
+    Run::from(run).fails(1, "is in use");
 }
 
 #[test]

@@ -171,12 +171,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// An error of the sources, with what helps.
 fn explained(error: larder_sources::Error) -> anyhow::Error {
-    let advice = error.advice();
-    let error = anyhow::Error::new(error);
-    match advice {
-        Some(advice) => Err::<(), _>(error).hint(advice).unwrap_err(),
-        None => error,
+    use larder_sources::Error;
+    let (advice, no_source) = (
+        error.advice(),
+        match &error {
+            Error::Argument { .. } | Error::Choice { .. } => true,
+            Error::Io { error, .. } => error.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        },
+    );
+    let mut result = Err::<(), _>(anyhow::Error::new(error));
+    if let Some(advice) = advice {
+        result = result.hint(advice);
     }
+    if no_source {
+        result = result.could_not_run();
+    }
+    result.unwrap_err()
 }
 
 fn build_error(args: &Args, error: larder_build::Error) -> anyhow::Error {
@@ -187,7 +198,9 @@ fn build_error(args: &Args, error: larder_build::Error) -> anyhow::Error {
             Err(e) => anyhow!(e),
         },
         Error::Unsupported(what) => {
-            let error = anyhow!("{}: {what}", print::path(&args.image));
+            let image = print::path(&args.image);
+            let error =
+                if what.contains(&image) { anyhow!(what) } else { anyhow!("{image}: {what}") };
             Err::<(), _>(error).could_not_run().unwrap_err()
         }
         Error::Contents { .. } => Err::<(), _>(error)
