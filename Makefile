@@ -25,7 +25,8 @@ help:
 	@echo 'make fuzz      hostile bytes and images, FUZZ_SECONDS (600) for each target (FUZZ: all); needs nightly Rust'
 	@echo 'make bench     Larder and the kernel side by side, into docs/BENCHMARKS.md'
 	@echo 'make lint      format, clippy, documentation, licences, tidiness'
-	@echo 'make install   binary, mount helpers, man pages, completions (PREFIX=$(PREFIX), DESTDIR)'
+	@echo 'make install   binary, mount helpers, man pages, completions (PREFIX=$(PREFIX), DESTDIR);'
+	@echo '               with WITH_MKFS_BTRFS=1 also mkfs.btrfs, which shadows that of btrfs-progs'
 	@echo 'make clean     what was built; not $(IMAGE)'
 
 build:
@@ -89,6 +90,9 @@ install:
 	install -m 755 $(LARDER) $(BIN)/larder
 	ln -sf $(PREFIX)/bin/larder $(SBIN)/mount.fuse.larder
 	ln -sf $(PREFIX)/bin/larder $(SBIN)/umount.fuse.larder
+ifeq ($(WITH_MKFS_BTRFS),1)
+	ln -sf larder $(BIN)/mkfs.btrfs
+endif
 	rm -rf $(TARGET)/assets
 	$(LARDER) assets $(TARGET)/assets
 	install -m 644 $(TARGET)/assets/man/*.1 $(SHARE)/man/man1
@@ -98,6 +102,7 @@ install:
 	install -m 644 $(TARGET)/assets/completions/larder.fish $(SHARE)/fish/vendor_completions.d/larder.fish
 
 uninstall:
+	@if [ "$$(readlink $(BIN)/mkfs.btrfs)" = larder ]; then rm -f $(BIN)/mkfs.btrfs; fi
 	rm -f $(BIN)/larder $(SBIN)/mount.fuse.larder $(SBIN)/umount.fuse.larder \
 	    $(SHARE)/man/man1/larder.1 $(SHARE)/man/man1/larder-*.1 \
 	    $(SHARE)/man/man8/larder.8 \

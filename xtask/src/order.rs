@@ -18,12 +18,13 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("fuse", &["format", "fs", "proc"]),
     ("sources", &["format", "volume", "codec", "fs"]),
     ("build", &["format", "volume", "codec", "fs", "sources"]),
+    ("archive", &["sources"]),
     ("update", &["fs", "sources"]),
     (
         "cli",
         &[
-            "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "build",
-            "update",
+            "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "archive",
+            "build", "update",
         ],
     ),
 ];
@@ -446,6 +447,13 @@ pub(crate) const HOUSES: &[House] = &[
             "contents",
             "links",
             "walk",
+        ]),
+    },
+    House {
+        folder: "crates/build/src",
+        rooms: Upwards(&[
+            "error", "report", "options", "input", "output", "spool", "sort", "space", "nodes",
+            "pipeline", "content", "store", "merge", "names", "global", "build",
         ]),
     },
 ];

@@ -5,7 +5,8 @@
 //! several of them need has a module here, which uses no command.
 //!
 //! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it
-//! follows the conventions of mount(8) instead (module `helper`).
+//! follows the conventions of mount(8) instead (module `helper`). Called as `mkfs.btrfs` it takes
+//! that program's command line (module `mkfs_btrfs`).
 //!
 //! The crate is a library with a small program around it, so that fuzzers can call subcommands
 //! without starting a process for each. It is meant for no other user.
@@ -16,16 +17,20 @@ mod commands;
 mod copy;
 mod failure;
 mod files;
+mod format_options;
 mod helper;
 mod image;
 mod interrupt;
 mod log;
+mod mkfs_btrfs;
 mod mount_options;
 mod mount_table;
 mod mounted;
 mod print;
 mod raw;
+mod select;
 mod size;
+mod source_date;
 mod state;
 mod subvolumes;
 mod target;
@@ -49,6 +54,10 @@ pub fn main() -> ExitCode {
         Some("umount.fuse.larder" | "umount.fuseblk.larder" | "umount.larder") => {
             log::start(0);
             return helper::umount(argv.skip(1).collect());
+        }
+        Some("mkfs.btrfs") => {
+            log::start(0);
+            return mkfs_btrfs::main(argv.collect());
         }
         _ => {}
     }

@@ -32,6 +32,9 @@ const TEMPLATE: &str = "
     set -e
     mkdir -p mnt home tree rootfs/etc
     echo NAME=Demo | tee tree/file > rootfs/etc/os-release
+    mkdir -p rootfs/home rootfs/var overlay
+    echo overlay > overlay/hostname
+    tar -C rootfs -cf - . | zstd -q > rootfs.tar.zst
     larder mkfs --size 128M template.img
     larder mount -o nodiscard template.img mnt
     mkdir -p mnt/etc mnt/bin mnt/usr mnt/opt mnt/vms mnt/snapshots mnt/var/log mnt/var/cache \
@@ -50,7 +53,8 @@ const TEMPLATE: &str = "
 
 /// Back to the start. A loop over names keeps it to what there is.
 const RESET: &str = "
-    rm -rf rescued yesterday sdb1.img other.img full.img
+    rm -rf rescued yesterday sdb1.img other.img full.img root.img root.tar.zst layout unpacked
+    rm -f container.img
     for name in disk old new broken; do cp --sparse=always template.img $name.img; done
 ";
 
@@ -163,6 +167,8 @@ fn preparation(line: &str) -> &'static str {
         "rm disk.img"
     } else if line.contains("sdb1.img") {
         "cp --sparse=always template.img sdb1.img"
+    } else if line.contains("oci:layout") {
+        "larder extract disk.img:/etc --oci layout:v1"
     } else if line.contains("subvolume create") {
         "larder subvolume delete disk.img:/home-monday disk.img:/home"
     } else {

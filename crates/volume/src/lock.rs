@@ -13,6 +13,10 @@
 //!   For a writer a bare loop device counts as a user, for whatever sits on it may write at any
 //!   time; a reader is refused only if the loop device is itself in use.
 //!
+//! A BSD lock on a block device that the parent of this process holds is none of another program.
+//! By the convention of block device locking (systemd's), a program locks a device, and then starts
+//! the one that is to make a file system there.
+//!
 //! Looking is best effort by nature (another mount namespace may be hidden, another tool may come a
 //! moment later); the lock is what is relied upon between Larders.
 
@@ -118,9 +122,13 @@ mod os {
                 Ok(()) => return None,
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => {
-                    return Some(lock_holder(file).map_or_else(
+                    let holder = lock_holder(file);
+                    if holder.is_some_and(|pid| is_device(file) && is_parent(pid)) {
+                        return None;
+                    }
+                    return Some(holder.map_or_else(
                         || "another process has locked it".into(),
-                        |h| format!("locked by {h}"),
+                        |pid| format!("locked by {}", named(pid)),
                     ));
                 }
                 Err(e) => {
@@ -137,8 +145,24 @@ mod os {
         let _ = flock(file, FlockOperation::Unlock);
     }
 
+    fn is_device(file: &File) -> bool {
+        file.metadata().is_ok_and(|meta| meta.file_type().is_block_device())
+    }
+
+    fn is_parent(pid: u32) -> bool {
+        std::os::unix::process::parent_id() == pid
+    }
+
+    fn named(pid: u32) -> String {
+        // The kernel cuts names after 15 bytes, be it in the middle of a letter.
+        match fs::read(format!("/proc/{pid}/comm")) {
+            Ok(name) => format!("process {pid} ({})", String::from_utf8_lossy(&name).trim()),
+            Err(_) => format!("process {pid}"),
+        }
+    }
+
     /// The process in `/proc/locks` that has a BSD lock on the inode.
-    fn lock_holder(file: &File) -> Option<String> {
+    fn lock_holder(file: &File) -> Option<u32> {
         let meta = file.metadata().ok()?;
         let locks = fs::read_to_string("/proc/locks").ok()?;
         let inode = meta.ino().to_string();
@@ -149,10 +173,7 @@ mod os {
             let mut words = line.split_whitespace().skip(1);
             (words.next()? == "FLOCK").then_some(())?;
             let pid = words.nth(2)?.parse::<u32>().ok()?;
-            (words.next()?.rsplit(':').next()? == inode).then_some(())?;
-            // The kernel cuts names after 15 bytes, be it in the middle of a letter.
-            let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-            Some(format!("process {pid} ({})", String::from_utf8_lossy(&name).trim()))
+            (words.next()?.rsplit(':').next()? == inode).then_some(pid)
         })
     }
 

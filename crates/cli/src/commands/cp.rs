@@ -1,13 +1,15 @@
 //! `larder cp`: files and trees into, out of and between images.
 
+use crate::copy::beneath::Beneath;
 use crate::copy::host::HostTree;
 use crate::copy::image::ImageTree;
-use crate::copy::{Copier, Sink, Source, Totals};
+use crate::copy::{Copier, Existing, Place as Goal, Sink, Source, Totals, with_what_arrived};
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
-use crate::interrupt::{Interrupt, Interrupted};
+use crate::interrupt::Interrupt;
+use crate::select::Select;
 use crate::target::{Place, Target};
-use crate::{mount_options, print, size};
+use crate::{mount_options, print};
 use anyhow::{Context, anyhow, bail};
 use larder_fs::{FileKind, InodeId, Packing};
 use std::ffi::OsString;
@@ -72,7 +74,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 Image::open(&from.image, Access::Read { force: args.force }, args.subvolid)?;
             let source = image.resolve(&from.path, false)?;
             let (dir, name) = place_on_host(&to, name_of(&from.path))?;
-            run_copy(args, &ImageTree(&image), &source.id, &HostTree, &dir, name.as_deref())?;
+            let sink = Beneath::open(&dir).with_context(|| print::path(&dir))?;
+            run_copy(args, &ImageTree(&image), &source.id, &sink, goal(Vec::new(), name))?;
             image.close()
         }
         (Place::Image(from), Place::Image(to)) if same_file(&from.image, &to.image) => {
@@ -161,7 +164,7 @@ fn into_image<S: Source>(
     to: &Target,
 ) -> anyhow::Result<()> {
     let (dir, name) = place_in_image(image, to, name)?;
-    run_copy(args, source, node, &ImageTree(image), &dir, name.as_deref())
+    run_copy(args, source, node, &ImageTree(image), goal(dir, name))
 }
 
 /// A copy within one image, which is open once only.
@@ -174,7 +177,15 @@ fn within(args: &Args, image: &Image, from: &Target, to: &Target) -> anyhow::Res
     if inside || itself {
         return usage(format!("{} cannot be copied into itself", from.display()));
     }
-    run_copy(args, &ImageTree(image), &source.id, &ImageTree(image), &dir, name.as_deref())
+    run_copy(args, &ImageTree(image), &source.id, &ImageTree(image), goal(dir, name))
+}
+
+/// A name in a directory; no name: the content goes into the directory.
+fn goal<D: Sink>(dir: D::Node, name: Option<Vec<u8>>) -> Goal<D> {
+    match name {
+        Some(name) => Goal::Named(dir, name),
+        None => Goal::Into(dir),
+    }
 }
 
 /// Copies one thing, or what is in a directory where there is no name for it.
@@ -183,8 +194,7 @@ fn run_copy<S: Source, D: Sink>(
     source: &S,
     node: &S::Node,
     sink: &D,
-    dir: &D::Node,
-    name: Option<&[u8]>,
+    to: Goal<D>,
 ) -> anyhow::Result<()> {
     let shown = print::name(args.source.as_bytes());
     let kind = source.meta(node).with_context(|| shown.clone())?.kind;
@@ -194,56 +204,18 @@ fn run_copy<S: Source, D: Sink>(
             .could_not_run();
     }
     let (progress, interrupt) = (print::progress(), Interrupt::watch());
-    let mut copier = Copier::new(source, sink, args.recursive, &progress, &interrupt);
-    let result = match name {
-        Some(name) => copier.copy(node, dir, name, &shown),
-        None if kind == FileKind::Directory => {
-            copy_content(&mut copier, source, node, sink, dir, &shown)
-        }
-        None => Err(anyhow!("{shown} is not a directory")),
-    };
+    let mut copier = Copier::new(source, sink, Existing::Replaced, &progress, &interrupt);
+    let result = copier.copy(node, &Select::all(), &to, &shown);
     progress.finish_and_clear();
     conclude(result, copier.totals())
 }
 
 /// Says what is there and what is not.
 fn conclude(result: anyhow::Result<()>, totals: Totals) -> anyhow::Result<()> {
-    let arrived = || {
-        let entries = if totals.entries == 1 {
-            "1 entry".to_owned()
-        } else {
-            format!("{} entries", totals.entries)
-        };
-        format!("{entries} ({}) had been copied, and stay", size::human(totals.bytes))
-    };
-    match result {
-        Err(e) if e.is::<Interrupted>() => Err(e).hint(arrived()),
-        Err(e) if totals.entries > 0 => Err(e).hint(arrived()),
-        Err(e) => Err(e),
-        Ok(()) if totals.failed > 0 => {
-            let entries = if totals.failed == 1 {
-                "1 entry".to_owned()
-            } else {
-                format!("{} entries", totals.failed)
-            };
-            bail!("{entries} could not be copied as above; everything else was")
-        }
-        Ok(()) => Ok(()),
+    with_what_arrived(result, totals)?;
+    if totals.failed > 0 {
+        let entries = print::entries(totals.failed);
+        bail!("{entries} could not be copied as above; everything else was");
     }
-}
-
-/// Copies what is in a directory into another, which gets its attributes, too.
-fn copy_content<S: Source, D: Sink>(
-    copier: &mut Copier<'_, S, D>,
-    source: &S,
-    node: &S::Node,
-    sink: &D,
-    dir: &D::Node,
-    shown: &str,
-) -> anyhow::Result<()> {
-    for (name, child) in source.entries(node).with_context(|| shown.to_owned())? {
-        let path = format!("{}/{}", shown.trim_end_matches('/'), print::name(&name));
-        copier.copy_among_others(&child, dir, &name, &path)?;
-    }
-    sink.finish(dir, &source.meta(node)?, &source.xattrs(node)?).with_context(|| shown.to_owned())
+    Ok(())
 }

@@ -1,12 +1,11 @@
 //! `larder mkfs`: a new file system.
 
 use crate::failure::{Advise, usage};
+use crate::format_options::FormatOptions;
 use crate::image::{Access, advise_open, when_free};
-use crate::{print, size};
-use clap::ValueEnum;
-use larder_format::CsumType;
-use larder_fs::Timestamp;
-use larder_fs::mkfs::{Features, MkfsOptions, MkfsReport, Profile, mkfs, recognise};
+use crate::source_date::source_date;
+use crate::{format_options, print, size};
+use larder_fs::mkfs::{MkfsOptions, MkfsReport, mkfs, recognise};
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -27,33 +26,10 @@ pub(crate) struct Args {
     /// Size of the image file; made if it does not exist
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Option<u64>,
-    /// Name of the file system, up to 255 bytes
-    #[arg(long, short = 'L', default_value = "", hide_default_value = true)]
-    label: String,
-    /// Uuid of the file system (default: a random one)
-    #[arg(long, short = 'U')]
-    uuid: Option<uuid::Uuid>,
-    /// Copies of metadata (default: dup, with --mixed single)
-    #[arg(long, short = 'm', value_name = "PROFILE")]
-    metadata: Option<ProfileArg>,
-    /// Copies of data (default: single)
-    #[arg(long, short = 'd', value_name = "PROFILE")]
-    data: Option<ProfileArg>,
-    /// Checksum of metadata and data
-    #[arg(long, value_name = "TYPE", default_value = "crc32c")]
-    csum: CsumArg,
-    /// Bytes of a tree node: 4K to 64K (default 16K, with --mixed 4K)
-    #[arg(long, short = 'n', value_name = "N", value_parser = size::parse)]
-    nodesize: Option<u64>,
-    /// Keep data and metadata together, for small devices: 4K nodes, equal profiles
-    #[arg(long, short = 'M')]
-    mixed: bool,
-    /// Features to turn on, or off with ^: extref, skinny-metadata, no-holes, free-space-tree,
-    /// block-group-tree (which goes with either of the two before it)
-    #[arg(short = 'O', long = "features", value_name = "LIST")]
-    features: Vec<String>,
+    #[command(flatten)]
+    format: FormatOptions,
     /// Owner of the root directory, as numbers (default: the user who makes it)
-    #[arg(long, value_name = "UID:GID", value_parser = owner)]
+    #[arg(long, value_name = "UID:GID", value_parser = format_options::owner)]
     root_owner: Option<(u32, u32)>,
     /// Discard nothing first: an image file keeps the disk space that it has, and old bytes stay
     /// where nothing is written
@@ -69,49 +45,6 @@ pub(crate) struct Args {
     target: PathBuf,
 }
 
-/// Two numbers with a colon between them. `u32::MAX` stands for nobody in the system's own calls.
-fn owner(text: &str) -> Result<(u32, u32), String> {
-    let number = |s: &str| s.parse().ok().filter(|n| *n != u32::MAX);
-    let both = text.split_once(':').and_then(|(uid, gid)| Some((number(uid)?, number(gid)?)));
-    both.ok_or_else(|| "not two numbers like 1000:1000".to_owned())
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProfileArg {
-    Single,
-    Dup,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum CsumArg {
-    Crc32c,
-    #[value(alias = "xxhash64")]
-    Xxhash,
-    Sha256,
-    #[value(alias = "blake2b")]
-    Blake2,
-}
-
-impl From<ProfileArg> for Profile {
-    fn from(p: ProfileArg) -> Self {
-        match p {
-            ProfileArg::Single => Self::Single,
-            ProfileArg::Dup => Self::Dup,
-        }
-    }
-}
-
-impl From<CsumArg> for CsumType {
-    fn from(c: CsumArg) -> Self {
-        match c {
-            CsumArg::Crc32c => Self::Crc32c,
-            CsumArg::Xxhash => Self::XxHash64,
-            CsumArg::Sha256 => Self::Sha256,
-            CsumArg::Blake2 => Self::Blake2b,
-        }
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let options = options(args)?;
     let existed = args.target.exists();
@@ -121,29 +54,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(&args.target);
     }
     let report = result?;
-    if args.json { show_json(&report) } else { show(&args.target, &report, &args.label) }
+    if args.json { show_json(&report) } else { show(&args.target, &report, &args.format.label) }
 }
 
 fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
-    let (mut features, notes) =
-        Features::chosen(args.features.iter().map(String::as_str)).could_not_run()?;
-    features.mixed |= args.mixed;
-    for note in notes {
-        print::say(&format!("larder: note: {note}"));
-    }
-    let nodesize = match args.nodesize.map(u32::try_from) {
-        None => None,
-        Some(Ok(n)) => Some(n),
-        Some(Err(_)) => return usage("--nodesize is too large: at most 64K"),
-    };
+    let format = args.format.chosen()?;
     Ok(MkfsOptions {
-        label: args.label.clone().into_bytes(),
-        uuid: args.uuid.map(uuid::Uuid::into_bytes),
-        metadata: args.metadata.map(Into::into),
-        data: args.data.map(Into::into),
-        csum: args.csum.into(),
-        nodesize,
-        features,
+        label: format.label,
+        uuid: format.uuid,
+        device_uuid: None,
+        bytes: None,
+        metadata: format.metadata,
+        data: format.data,
+        csum: format.csum,
+        nodesize: format.nodesize,
+        features: format.features,
         time: source_date()?,
         root_owner: args.root_owner.unwrap_or_else(|| {
             (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
@@ -151,15 +76,6 @@ fn options(args: &Args) -> anyhow::Result<MkfsOptions> {
         force: args.force,
         discard: !args.nodiscard,
     })
-}
-
-/// The time that reproducible builds ask for.
-fn source_date() -> anyhow::Result<Option<Timestamp>> {
-    let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
-    match text.to_str().and_then(|t| t.parse().ok()) {
-        Some(sec) => Ok(Some(Timestamp { sec, nsec: 0 })),
-        None => usage(format!("SOURCE_DATE_EPOCH={} is not a number of seconds", text.display())),
-    }
 }
 
 fn make(args: &Args, options: &MkfsOptions, existed: bool) -> anyhow::Result<MkfsReport> {

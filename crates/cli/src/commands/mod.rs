@@ -4,12 +4,14 @@
 //! the mount helper use commands.
 
 mod assets;
+mod build;
 mod cat;
 mod check;
 mod cp;
 mod dedupe;
 mod df;
 mod du;
+mod extract;
 mod inspect;
 mod label;
 mod ls;
@@ -30,6 +32,7 @@ pub(crate) mod umount;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
+    Build(build::Args),
     Mkfs(mkfs::Args),
     Mount(mount::Args),
     Umount(umount::Args),
@@ -38,6 +41,7 @@ pub(crate) enum Command {
     Ls(ls::Args),
     Cat(cat::Args),
     Cp(cp::Args),
+    Extract(extract::Args),
     Reflink(reflink::Args),
     Rm(rm::Args),
     Mkdir(mkdir::Args),
@@ -61,6 +65,13 @@ pub(crate) enum Command {
 /// Runs a subcommand. `whole` makes the definition of the whole command line.
 pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Result<()> {
     match command {
+        Command::Build(a) => {
+            build::run(&a)?;
+            match a.map() {
+                Some((image, picture)) => map::run(&map::Args::of(image, picture)),
+                None => Ok(()),
+            }
+        }
         Command::Mkfs(a) => mkfs::run(&a),
         Command::Mount(a) => mount::run(&a),
         Command::Umount(a) => umount::run(&a),
@@ -69,6 +80,7 @@ pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Res
         Command::Ls(a) => ls::run(&a),
         Command::Cat(a) => cat::run(&a),
         Command::Cp(a) => cp::run(&a),
+        Command::Extract(a) => extract::run(&a),
         Command::Rm(a) => rm::run(&a),
         Command::Mkdir(a) => mkdir::run(&a),
         Command::Property(a) => property::run(&a),

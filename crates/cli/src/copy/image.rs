@@ -26,6 +26,7 @@ impl Source for ImageTree<'_> {
             atime: a.atime,
             mtime: a.mtime,
             identity: shared.then_some((a.id.subvol.0, a.id.ino)),
+            tree: a.id.subvol.0,
         })
     }
 

@@ -18,7 +18,7 @@ mod signatures;
 
 pub use features::Features;
 pub use layout::{Profile, minimum_size};
-pub use plan::MkfsOptions;
+pub use plan::{MkfsOptions, derived_uuid};
 pub use signatures::recognise;
 
 use crate::{Error, Result};
@@ -101,7 +101,10 @@ const WIPE_BLOCK: u64 = 4096;
 
 /// Wipes what was on the device. It writes nothing where there is nothing, so a sparse file stays
 /// sparse.
-fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Volume`] when the device fails.
+pub fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
     let size = device.size();
     if discard && let Err(e) = device.discard(Physical(0), size) {
         tracing::debug!("discarding {} failed, going on: {e}", device.name());

@@ -17,6 +17,10 @@ pub struct MkfsOptions {
     /// Uuid of the file system. `None`: a random one. If it is given, the other uuids are derived
     /// from it.
     pub uuid: Option<[u8; 16]>,
+    /// Uuid of the device. `None`: it is derived from that of the file system.
+    pub device_uuid: Option<[u8; 16]>,
+    /// Use only so many bytes of the device. `None`: all of it.
+    pub bytes: Option<u64>,
     /// Copies of metadata. `None`: two, or one with mixed groups.
     pub metadata: Option<Profile>,
     /// Copies of data. `None`: one, or as for metadata with mixed groups.
@@ -42,6 +46,8 @@ impl Default for MkfsOptions {
         Self {
             label: Vec::new(),
             uuid: None,
+            device_uuid: None,
+            bytes: None,
             metadata: None,
             data: None,
             csum: CsumType::Crc32c,
@@ -79,7 +85,7 @@ impl Plan {
         features.check()?;
         let nodesize = nodesize(options)?;
         let (metadata, data) = profiles(options)?;
-        let total_bytes = size & !4095;
+        let total_bytes = total_bytes(size, options)?;
         let fsid = options.uuid.unwrap_or_else(|| uuid::Uuid::new_v4().into_bytes());
         if fsid == [0; 16] {
             return Err(Error::Unsupported("a file system's uuid must not be all zero".into()));
@@ -87,7 +93,7 @@ impl Plan {
         Ok(Self {
             root_owner: options.root_owner,
             fsid,
-            device_uuid: derived_uuid(fsid, b"device"),
+            device_uuid: options.device_uuid.unwrap_or_else(|| derived_uuid(fsid, b"device")),
             chunk_tree_uuid: derived_uuid(fsid, b"chunk tree"),
             subvol_uuid: derived_uuid(fsid, b"top subvolume"),
             nodesize,
@@ -103,11 +109,22 @@ impl Plan {
 }
 
 /// A uuid that follows from the file system's. It is of version 8, "custom", as in RFC 9562.
-fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
+#[must_use]
+pub fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
     let hash = CsumType::Blake2b.compute(&[&fsid[..], of].concat());
     uuid::Builder::from_custom_bytes(hash[..16].try_into().expect("half of a hash"))
         .into_uuid()
         .into_bytes()
+}
+
+/// Bytes of the device that are used.
+fn total_bytes(size: u64, options: &MkfsOptions) -> Result<u64> {
+    if let Some(bytes) = options.bytes.filter(|bytes| *bytes > size) {
+        return Err(Error::Unsupported(format!(
+            "it is smaller than requested: {size} bytes instead of {bytes}"
+        )));
+    }
+    Ok(options.bytes.unwrap_or(size) & !4095)
 }
 
 /// Bytes of a tree node.

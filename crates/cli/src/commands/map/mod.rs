@@ -56,6 +56,14 @@ pub(crate) struct Args {
     force: bool,
 }
 
+impl Args {
+    /// A picture of an image, drawn as it is by default.
+    pub(crate) fn of(image: &std::path::Path, output: &std::path::Path) -> Self {
+        let (image, output) = (image.to_owned(), output.to_owned());
+        Self { image, output, layout: Layout::Hilbert, cells: 16_384, force: false }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let to_stdout = args.output.as_os_str() == "-";
     let extension =

@@ -1,0 +1,211 @@
+//! `larder build`: an image from directories, archives, container images and other images.
+//!
+//! `larder-sources` reads what is to be in the image, `larder-build` writes it. This command says
+//! what its options mean to both (`plan`), what happens meanwhile (`progress`), and what took the
+//! space in the end (`summary`).
+
+mod plan;
+mod progress;
+mod summary;
+
+use crate::failure::Advise;
+use crate::format_options::FormatOptions;
+use crate::interrupt::Interrupt;
+use crate::{print, size};
+use anyhow::anyhow;
+use larder_build::{BoxError, OpenContents, Output, build};
+use larder_fs::Packing;
+use larder_sources::Sources;
+use plan::{SubvolumeArg, subvolume};
+use progress::Bar;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Make an image of directories, archives, container images or other images.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder build root.img rootfs
+  larder build --compress zstd:9 --shrink root.img rootfs.tar.zst overlay:/etc
+  tar -C rootfs -cf - . | larder build --size 1G root.img -
+  larder build --layers container.img oci:layout:v1
+  larder build --subvol home --subvol var=ro --owner 0:0 root.img rootfs
+
+SOURCE is a directory, an archive (tar, also compressed; `-` is standard input),
+or an image of btrfs. A word in front says what else it is: oci:LAYOUT[:TAG],
+oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], image:FILE[:SUBVOLUME],
+mtree:FILE, manifest:FILE. Later sources lie over earlier ones. :PATH, which
+begins with a slash, is where a source is placed. A colon of a name is `\\:`.
+
+Patterns are globs: one without a slash is for names, one with a slash for whole
+paths in the image.
+
+The same sources, uuid and SOURCE_DATE_EPOCH give the same bytes. Without
+--uuid the uuid is a random one. A build that fails or is interrupted leaves no
+image.")]
+pub(crate) struct Args {
+    /// Image file to make, or block device to write
+    image: PathBuf,
+    /// What it is to hold
+    #[arg(required = true, value_name = "SOURCE[:PATH]")]
+    sources: Vec<OsString>,
+    /// Make a subvolume of a directory; it is made if it is missing
+    #[arg(long, value_name = "PATH[=ro|rw|default|default-ro]", value_parser = subvolume)]
+    subvol: Vec<SubvolumeArg>,
+    /// Make a read-only subvolume of each layer, each a snapshot of the one below, and a writable
+    /// one of all, which is the default
+    #[arg(long, conflicts_with = "subvol")]
+    layers: bool,
+    /// Compress: zlib[:1..9], lzo or zstd[:-15..15]
+    #[arg(long, value_name = "METHOD")]
+    compress: Option<Packing>,
+    /// Compress also what does not look as if it would become smaller
+    #[arg(long, value_name = "METHOD", conflicts_with = "compress")]
+    compress_force: Option<Packing>,
+    /// Equal contents share extents
+    #[arg(long)]
+    dedupe: bool,
+    /// Size of the image: a number of bytes, or auto for a tenth more than is needed
+    #[arg(long, value_name = "SIZE|auto", conflicts_with_all = ["free", "shrink"])]
+    size: Option<String>,
+    /// Leave so many bytes free
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "shrink")]
+    free: Option<u64>,
+    /// Make the image as small as it gets
+    #[arg(long)]
+    shrink: bool,
+    /// Unit of the size, with --shrink
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = size::parse,
+        default_value = "4K",
+        requires = "shrink"
+    )]
+    align: u64,
+    #[command(flatten)]
+    format: FormatOptions,
+    /// Owner of everything but what a manifest describes, as numbers
+    #[arg(long, value_name = "UID[:GID]")]
+    owner: Option<String>,
+    /// Change permissions by pattern: an octal number, or as chmod takes them
+    #[arg(long, value_name = "PATTERN=MODE")]
+    chmod: Vec<String>,
+    /// Change owners by pattern, as numbers
+    #[arg(long, value_name = "PATTERN=UID[:GID]")]
+    chown: Vec<String>,
+    /// Set an extended attribute by pattern; without a value, remove it
+    #[arg(long, value_name = "PATTERN=NAME[=VALUE]")]
+    xattr: Vec<String>,
+    /// Leave out what matches
+    #[arg(long, value_name = "GLOB")]
+    exclude: Vec<String>,
+    /// Time of everything but what a manifest describes: seconds since 1970. SOURCE_DATE_EPOCH is
+    /// the latest time that anything gets
+    #[arg(long, value_name = "SECONDS")]
+    mtime: Option<String>,
+    /// Memory to use, about
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
+    memory: u64,
+    /// Threads that read and compress (default: one for each processor)
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// List what the image would hold, and make none
+    #[arg(long)]
+    dry_run: bool,
+    /// Draw a map of the image, as .svg or .html
+    #[arg(long, value_name = "FILE")]
+    map: Option<PathBuf>,
+    /// Replace an image, or what is on a device
+    #[arg(long, short = 'f')]
+    force: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// The image, and the picture that is to be drawn of it.
+    pub(crate) fn map(&self) -> Option<(&Path, &Path)> {
+        self.map.as_deref().filter(|_| !self.dry_run).map(|map| (self.image.as_path(), map))
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let specs = plan::specs(args)?;
+    let interrupt = Interrupt::watch();
+    let mut options = plan::build_options(args)?;
+    let reading = print::progress();
+    reading.set_message("reading sources");
+    let sources = Sources::gather(&specs, &plan::source_options(args)?);
+    reading.finish_and_clear();
+    let sources = sources.map_err(explained)?;
+    interrupt.check()?;
+    for note in sources.notes() {
+        print::say(&format!("larder: note: {note}"));
+    }
+    if args.dry_run {
+        return summary::list(&sources, args.json);
+    }
+    let bar = Bar::new(sources.at_most(), interrupt.clone());
+    let trees = plan::trees(args, &sources)?;
+    if options.uuid.is_none() {
+        // Said below, so that a build can be repeated.
+        options.uuid = Some(uuid::Uuid::new_v4().into_bytes());
+    }
+    let output = Output::File { path: args.image.clone(), force: args.force };
+    let open = |locator: &_| sources.open(locator).map_err(BoxError::from);
+    let open: &OpenContents<'_> = &open;
+    let made = build(&output, trees, open, &options, &bar);
+    bar.finish();
+    let report = made.map_err(|e| match interrupt.check() {
+        Err(interrupted) => interrupted.into(),
+        Ok(()) => build_error(args, e),
+    })?;
+    if args.json {
+        summary::json(&report)
+    } else {
+        summary::show(&args.image, &report, bar.elapsed())
+    }
+}
+
+/// An error of the sources, with what helps.
+fn explained(error: larder_sources::Error) -> anyhow::Error {
+    use larder_sources::Error;
+    let (advice, no_source) = (
+        error.advice(),
+        match &error {
+            Error::Argument { .. } | Error::Choice { .. } => true,
+            Error::Io { error, .. } => error.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        },
+    );
+    let mut result = Err::<(), _>(anyhow::Error::new(error));
+    if let Some(advice) = advice {
+        result = result.hint(advice);
+    }
+    if no_source {
+        result = result.could_not_run();
+    }
+    result.unwrap_err()
+}
+
+fn build_error(args: &Args, error: larder_build::Error) -> anyhow::Error {
+    use larder_build::Error;
+    match error {
+        Error::Source(e) => match e.downcast::<larder_sources::Error>() {
+            Ok(e) => explained(*e),
+            Err(e) => anyhow!(e),
+        },
+        Error::Unsupported(what) => {
+            let image = print::path(&args.image);
+            let error =
+                if what.contains(&image) { anyhow!(what) } else { anyhow!("{image}: {what}") };
+            Err::<(), _>(error).could_not_run().unwrap_err()
+        }
+        Error::Contents { .. } => Err::<(), _>(error)
+            .hint("a source must not change while it is read; run the build again")
+            .unwrap_err(),
+        error => error.into(),
+    }
+}

@@ -1,0 +1,215 @@
+//! `larder build`: what Linux sees in an image is what the sources have, whatever their form; the
+//! same sources give the same bytes; a build that fails leaves nothing.
+
+mod common;
+
+use common::{Run, command, inside, larder};
+use larder_simtest::oracle::{
+    Fixture, KernelMount, Need, btrfs_check, mkfs_btrfs, need, populate, scratch, tree_compare,
+};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+
+/// A small tree with links, a hole and some attributes.
+fn tree(dir: &Path, reversed: bool) -> PathBuf {
+    let root = dir.join(if reversed { "reversed" } else { "tree" });
+    let mut names: Vec<String> = (0..40).map(|n| format!("file-{n}")).collect();
+    if reversed {
+        names.reverse();
+    }
+    std::fs::create_dir_all(root.join("home/me")).unwrap();
+    std::fs::create_dir_all(root.join("var")).unwrap();
+    for name in &names {
+        std::fs::write(root.join("var").join(name), name.repeat(900)).unwrap();
+    }
+    std::fs::write(root.join("home/me/note.txt"), b"note").unwrap();
+    std::fs::hard_link(root.join("var/file-3"), root.join("home/also")).unwrap();
+    std::os::unix::fs::symlink("../var", root.join("home/link")).unwrap();
+    File::create(root.join("sparse")).unwrap().set_len(1 << 20).unwrap();
+    for path in names.iter().map(|n| root.join("var").join(n)).chain([
+        root.join("home/me/note.txt"),
+        root.join("sparse"),
+        root.join("home/me"),
+        root.join("home"),
+        root.join("var"),
+        root.clone(),
+    ]) {
+        let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_700_000_000, 123);
+        File::open(path).unwrap().set_modified(time).unwrap();
+    }
+    root
+}
+
+fn same_as(image: &Path, tree: &Path) {
+    let mount = KernelMount::image(image, "ro").unwrap();
+    assert_eq!(tree_compare(tree, mount.path()).unwrap(), []);
+    mount.unmount_clean().unwrap();
+}
+
+fn sound(image: &Path) {
+    larder(args!["check", "--data", image]).ok();
+    let report = btrfs_check(image, true);
+    assert!(report.is_clean(), "{report:?}");
+}
+
+#[test]
+fn linux_sees_what_the_sources_have() {
+    if !need(&[Need::MkfsBtrfs, Need::KernelBtrfs, Need::BtrfsProgs]) {
+        return;
+    }
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    mkfs_btrfs(&path("theirs.img"), 512 << 20, &["-q"]).unwrap();
+    let theirs = KernelMount::image(&path("theirs.img"), "noatime").unwrap();
+    let top = theirs.join("top");
+    std::fs::create_dir(&top).unwrap();
+    populate(&top, &Fixture::small()).unwrap();
+    // From the directory, with and without compression.
+    larder(args!["build", path("1.img"), &top]).ok();
+    sound(&path("1.img"));
+    same_as(&path("1.img"), &top);
+    larder(args!["build", "--compress", "zstd", "--shrink", path("2.img"), &top]).ok();
+    sound(&path("2.img"));
+    same_as(&path("2.img"), &top);
+    // What is built from an extract of an image is the same.
+    larder(args!["extract", path("1.img"), "--tar", path("1.tar.zst")]).ok();
+    let run = larder(args!["build", "--dedupe", path("3.img"), path("1.tar.zst")]).ok();
+    assert!(run.text().contains("By extension"), "{}", run.text());
+    sound(&path("3.img"));
+    let mount = KernelMount::image(&path("3.img"), "ro").unwrap();
+    let differences = tree_compare(&top, mount.path()).unwrap();
+    let unexpected: Vec<_> =
+        differences.iter().filter(|d| !d.path.windows(6).any(|w| w == b"socket")).collect();
+    assert!(unexpected.is_empty(), "{unexpected:#?}");
+    mount.unmount_clean().unwrap();
+    theirs.unmount_clean().unwrap();
+}
+
+#[test]
+fn every_form_of_a_source_gives_the_same_tree() {
+    if !need(&[Need::KernelBtrfs]) {
+        return;
+    }
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let tree = tree(dir.path(), false);
+    larder(args!["build", path("dir.img"), &tree]).ok();
+    same_as(&path("dir.img"), &tree);
+    let packed = Command::new("tar")
+        .args(["--format=pax", "-S", "-cf"])
+        .arg(path("a.tar"))
+        .arg("-C")
+        .arg(&tree)
+        .arg(".")
+        .status();
+    assert!(packed.unwrap().success());
+    let piped: Run = command()
+        .arg("build")
+        .arg(path("stdin.img"))
+        .arg("-")
+        .stdin(File::open(path("a.tar")).unwrap())
+        .output()
+        .unwrap()
+        .into();
+    piped.ok();
+    same_as(&path("stdin.img"), &tree);
+    larder(args!["build", path("image.img"), path("dir.img")]).ok();
+    same_as(&path("image.img"), &tree);
+    larder(args!["extract", path("dir.img"), "--oci", path("layout")]).ok();
+    let layout = format!("oci:{}", path("layout").display());
+    larder(args!["build", path("oci.img"), &layout]).ok();
+    let out = path("out");
+    larder(args!["extract", path("oci.img"), &out]).ok();
+    assert_eq!(tree_compare(&tree, &out).unwrap().len(), 1, "layers have no holes");
+    // Sources over each other, and at places.
+    larder(args!["build", path("placed.img"), format!("{}:/a/b", tree.display())]).ok();
+    let mount = KernelMount::image(&path("placed.img"), "ro").unwrap();
+    assert_eq!(tree_compare(&tree, &mount.join("a/b")).unwrap(), []);
+    mount.unmount_clean().unwrap();
+}
+
+#[test]
+fn the_same_sources_give_the_same_bytes() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let (one, other) = (tree(dir.path(), false), tree(dir.path(), true));
+    let build = |image: &Path, from: &Path, more: &[&str]| {
+        let mut c = command();
+        c.env("SOURCE_DATE_EPOCH", "1700000000").arg("build");
+        c.args(["--uuid", UUID, "--compress", "zstd", "--subvol", "home=ro", "--mtime", "5"]);
+        c.args(more).arg(image).arg(from);
+        Run::from(c.output().unwrap()).ok();
+        std::fs::read(image).unwrap()
+    };
+    let first = build(&path("1.img"), &one, &["--threads", "1"]);
+    assert!(first == build(&path("2.img"), &other, &["--threads", "7", "--memory", "1M"]));
+    assert!(first == build(&path("1.img"), &one, &["--force"]));
+}
+
+#[test]
+fn subvolumes_and_layers_are_subvolumes() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let tree = tree(dir.path(), false);
+    let subvolumes = |image: &Path| {
+        let list = larder(args!["subvolume", "list", "--json", image]).ok().json();
+        let text = |v: &serde_json::Value| v["path"].as_str().unwrap_or_default().to_owned();
+        list.as_array().unwrap().iter().map(text).filter(|p| !p.is_empty()).collect::<Vec<_>>()
+    };
+    larder(args![
+        "build",
+        "--subvol",
+        "home=ro",
+        "--subvol",
+        "var=default",
+        "--subvol",
+        "new/one",
+        path("1.img"),
+        &tree
+    ])
+    .ok();
+    let mut found = subvolumes(&path("1.img"));
+    found.retain(|p| p != "/");
+    found.sort();
+    assert_eq!(found, ["home", "new/one", "var"]);
+    let shown = larder(args!["ls", path("1.img")]).ok().text();
+    assert!(shown.contains("file-3"), "var is the default: {shown}");
+    std::fs::create_dir(path("upper")).unwrap();
+    std::fs::write(path("upper/added"), b"x").unwrap();
+    larder(args!["build", "--layers", path("2.img"), &tree, path("upper")]).ok();
+    let top = |p: &str| larder(args!["ls", "--subvolid", "5", inside(&path("2.img"), p)]);
+    assert_eq!(top("/").ok().text().split_whitespace().count(), 3);
+    assert!(!top("/layer-1").ok().text().contains("added"));
+    assert!(top("/layer-2").ok().text().contains("added"));
+    larder(args!["ls", inside(&path("2.img"), "/added")]).ok();
+    larder(args!["check", "--data", path("2.img")]).ok();
+}
+
+#[test]
+fn what_cannot_be_built_is_said_and_leaves_nothing() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let tree = tree(dir.path(), false);
+    let image = path("a.img");
+    larder(args!["build", &image, path("missing")]).fails(2, "missing");
+    larder(args!["build", "--size", "1M", &image, &tree]).fails(1, "too small");
+    larder(args!["build", "--size", "lots", &image, &tree]).fails(2, "--size");
+    larder(args!["build", "--chmod", "x", &image, &tree]).fails(2, "x");
+    larder(args!["build", "--subvol", "..", &image, &tree]).fails(2, "below the top");
+    larder(args!["build", "--subvol", "home", "--layers", &image, &tree]).fails(2, "--layers");
+    std::fs::write(path("cut.tar"), [b'x'; 700]).unwrap();
+    larder(args!["build", &image, path("cut.tar")]).fails(1, "cut.tar");
+    assert!(!image.exists());
+    std::fs::write(&image, b"mine").unwrap();
+    larder(args!["build", &image, &tree]).fails(2, "--force");
+    assert_eq!(std::fs::read(&image).unwrap(), b"mine");
+    let listed = larder(args!["build", "--dry-run", &image, &tree]).ok();
+    assert!(listed.text().contains("home/link -> ../var"), "{}", listed.text());
+    let report = larder(args!["build", "--force", "--json", "--uuid", UUID, &image, &tree]).ok();
+    assert_eq!(report.json()["uuid"], UUID);
+    larder(args!["build", "-f", "--map", path("m.svg"), &image, &tree]).ok();
+    assert!(path("m.svg").exists());
+}

@@ -1,0 +1,151 @@
+//! ACLs in the text form of archives, as the extended attributes that Linux keeps.
+//!
+//! Archives have `user::rwx,user:lisa:r-x:1001,group::r-x,mask::r-x,other::---`. The last number of
+//! an entry is what star and libarchive add. GNU tar writes names only, and numbers for users that
+//! have none. A name alone means what the machine at hand has in its user database, so the same
+//! archive would give another image elsewhere. Such an ACL is refused. GNU tar can store the form of
+//! Linux as well, as an extended attribute, and then the text does not matter.
+
+/// The attribute of the ACL that decides about access.
+pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
+/// The attribute of the ACL that new entries of a directory get.
+pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// The version that the value begins with.
+const VERSION: u32 = 2;
+/// The id of entries that have none.
+const NO_ID: u32 = u32::MAX;
+
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+
+/// The value of an attribute for an ACL. `None` if the mode alone says the same, for which Linux
+/// has no attribute; only an ACL for access can be such.
+pub(crate) fn from_text(text: &[u8], is_default: bool) -> Result<Option<Vec<u8>>, String> {
+    let text = str::from_utf8(text).map_err(|_| "an ACL that is not text".to_owned())?;
+    let mut entries = Vec::new();
+    for line in text.split(['\n', ',']) {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if !line.is_empty() {
+            entries.push(entry(line)?);
+        }
+    }
+    entries.sort_unstable();
+    let needed = [USER_OBJ, GROUP_OBJ, OTHER];
+    let named = entries.iter().any(|&(tag, ..)| tag == USER || tag == GROUP);
+    let count = |of: u16| entries.iter().filter(|&&(tag, ..)| tag == of).count();
+    let doubled = entries.windows(2).any(|pair| (pair[0].0, pair[0].1) == (pair[1].0, pair[1].1));
+    if !entries.is_empty()
+        && (needed.iter().any(|&tag| count(tag) != 1) || doubled || named && count(MASK) == 0)
+    {
+        return Err(format!("an ACL that is not whole: {text:?}"));
+    }
+    if entries.is_empty() || !is_default && entries.len() == 3 {
+        return Ok(None);
+    }
+    let mut value = VERSION.to_le_bytes().to_vec();
+    for (tag, id, permissions) in entries {
+        value.extend(tag.to_le_bytes());
+        value.extend(permissions.to_le_bytes());
+        value.extend(id.to_le_bytes());
+    }
+    Ok(Some(value))
+}
+
+/// Tag, id and permissions.
+fn entry(line: &str) -> Result<(u16, u32, u16), String> {
+    let wrong = || format!("an ACL with the entry {line:?}");
+    let fields: Vec<_> = line.split(':').map(str::trim).collect();
+    let (tag, name, permissions, number) = match fields[..] {
+        // `other:r--` is an old form, without an empty field.
+        [tag @ ("other" | "o" | "mask" | "m"), permissions] => (tag, "", permissions, None),
+        [tag, name, permissions] => (tag, name, permissions, None),
+        [tag, name, permissions, number] => (tag, name, permissions, Some(number)),
+        _ => return Err(wrong()),
+    };
+    let tag = match (tag, name.is_empty()) {
+        ("user" | "u", true) => USER_OBJ,
+        ("user" | "u", false) => USER,
+        ("group" | "g", true) => GROUP_OBJ,
+        ("group" | "g", false) => GROUP,
+        ("mask" | "m", true) => MASK,
+        ("other" | "o", true) => OTHER,
+        _ => return Err(wrong()),
+    };
+    let id = match (name, number) {
+        ("", _) => NO_ID,
+        (_, Some(number)) => number.parse().map_err(|_| wrong())?,
+        ("root", None) => 0,
+        (name, None) => name.parse().map_err(|_| {
+            format!(
+                "an ACL for {name:?} without a number; make the archive with `tar --xattrs \
+                 --xattrs-include='*'`"
+            )
+        })?,
+    };
+    let mut bits = 0;
+    for c in permissions.chars() {
+        bits |= match c {
+            'r' => 4,
+            'w' => 2,
+            'x' => 1,
+            '-' => 0,
+            _ => return Err(wrong()),
+        };
+    }
+    Ok((tag, id, bits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_becomes_the_form_of_linux() {
+        let text = b"user::rwx,group::r-x,user:1001:r--,mask::r-x,other::---,group:wheel:-wx:10";
+        let value = from_text(text, false).unwrap().unwrap();
+        let expected = [
+            (1u16, 7u16, u32::MAX),
+            (2, 4, 1001),
+            (4, 5, u32::MAX),
+            (8, 3, 10),
+            (16, 5, u32::MAX),
+            (32, 0, u32::MAX),
+        ];
+        let mut bytes = vec![2, 0, 0, 0];
+        for (tag, permissions, id) in expected {
+            bytes.extend(tag.to_le_bytes());
+            bytes.extend(permissions.to_le_bytes());
+            bytes.extend(id.to_le_bytes());
+        }
+        assert_eq!(value, bytes);
+    }
+
+    #[test]
+    fn an_acl_that_says_no_more_than_the_mode_is_none() {
+        let text = b"user::rw-\ngroup::r--\nother::r--\n";
+        assert_eq!(from_text(text, false), Ok(None));
+        assert_eq!(from_text(text, true).unwrap().unwrap().len(), 4 + 3 * 8);
+        assert_eq!(from_text(b"", true), Ok(None));
+    }
+
+    #[test]
+    fn what_is_not_whole_is_refused() {
+        for text in [
+            "user::rwx,group::r-x",
+            "user::rwx,group::r-x,other::---,user:1:r--",
+            "user::rwx,user::rwx,group::r-x,other::---",
+            "user::rwx,group::r-x,other::---,mask::rwx,user:1:r--,user:1:r--",
+            "user::rwz,group::r-x,other::---",
+            "nobody",
+        ] {
+            assert!(from_text(text.as_bytes(), false).is_err(), "{text}");
+        }
+        let error = from_text(b"user::rwx,user:lisa:r--,group::r-x,mask::r-x,other::---", false);
+        assert!(error.unwrap_err().contains("--xattrs"));
+    }
+}
