@@ -91,14 +91,17 @@ pub(crate) struct Fit {
     pub(crate) room: u64,
     /// The share: one part in so many of what is used.
     pub(crate) share: u64,
+    /// Length of a group with nothing in it.
+    pub(crate) empty: u64,
 }
 
 impl Fit {
     /// Sizes at which the image can be worked with.
-    pub(crate) const ROOMY: Self = Self { unit: MIB, room: 8 * MIB, share: 4 };
+    pub(crate) const ROOMY: Self = Self { unit: MIB, room: 8 * MIB, share: 4, empty: 8 * MIB };
     /// The least with which Linux mounts it for writing. It can change nothing before the image has
     /// grown: it reserves far more than it needs.
-    pub(crate) const TIGHT: Self = Self { unit: STRIPE_LEN, room: MIB, share: 16 };
+    pub(crate) const TIGHT: Self =
+        Self { unit: STRIPE_LEN, room: MIB, share: 16, empty: STRIPE_LEN };
 
     fn rounded(self, len: u64) -> u64 {
         len.next_multiple_of(self.unit)
@@ -228,20 +231,34 @@ impl Space {
         if !self.open {
             return Ok(());
         }
+        let fit = self.fit;
+        let group = self.groups.last().expect("one is open");
+        let mut length = fit.rounded(group.reach());
+        if last {
+            let room = fit.room.max(group.used_bytes() / fit.share);
+            length = fit.rounded(group.reach() + room);
+        }
+        self.settle(length)
+    }
+
+    /// Makes an empty group, for tools that cannot imagine none of a type.
+    pub(crate) fn empty(&mut self, flags: BlockGroupFlags) -> Result<()> {
+        self.close(false)?;
+        self.open(flags, STRIPE_LEN)?;
+        self.settle(self.fit.empty)
+    }
+
+    /// Closes the open group at this length if there is room, or at what it needs.
+    fn settle(&mut self, length: u64) -> Result<()> {
         self.open = false;
         let (fit, end) = (self.fit, self.physical);
         let group = self.groups.last_mut().expect("one is open");
         let (reach, copies) = (group.reach(), group.copies());
-        let mut length = fit.rounded(reach);
-        if last {
-            let room = fit.room.max(group.used_bytes() / fit.share);
-            length = fit.rounded(reach + room);
-        }
-        // Rounding and room are cut to what there is. What is used has to fit.
         let limit = self.limit.unwrap_or(u64::MAX);
-        let tight = reach.next_multiple_of(STRIPE_LEN);
+        let least = reach.next_multiple_of(STRIPE_LEN).max(STRIPE_LEN);
+        let rounded = fit.rounded(reach).max(least);
         let mut second = end;
-        for length in [length.min(group.length), fit.rounded(reach).min(group.length), tight] {
+        for length in [length.min(group.length), rounded.min(group.length), least] {
             group.length = length;
             second = if copies == 2 { behind_mirrors(Physical(end + length), length) } else { end };
             if second.saturating_add(length) <= limit {
@@ -398,6 +415,9 @@ mod tests {
                         let r = space.take(DATA, left, false).unwrap();
                         left -= r.end - r.start;
                     }
+                    if data == 0 {
+                        space.empty(DATA).unwrap();
+                    }
                     for _ in 0..meta {
                         let r = space.take(META, 16384, true).unwrap();
                         assert!(r.end - r.start == 16384 && r.start.is_multiple_of(16384));
@@ -406,7 +426,7 @@ mod tests {
                     space.close(true).unwrap();
                     assert_sound(&space);
                     let slack = space.device_bytes() - data - (meta * 2 + 2) * 16384;
-                    let most = if fit.unit == MIB { 16 + 18 + 8 } else { 2 + 3 };
+                    let most = if fit.unit == MIB { 16 + 18 + 8 + 8 } else { 2 + 4 };
                     assert!(slack <= most * MIB + meta * 16384 / 2 * 2, "{data} {meta}: {slack}");
                     let first = space.places(space.groups()[0].start);
                     assert_eq!(first, (DEVICE_RESERVED, Some(space.groups()[0].stripes[1])));
@@ -434,7 +454,12 @@ mod tests {
             let fill = || -> Result<Space> {
                 let mut space = Space::new(Some(mib * MIB), Fit::ROOMY, SYSTEM)?;
                 loop {
-                    let r = space.take(DATA, MIB, false);
+                    let r = match space.used_bytes() {
+                        0 if mib % 2 == 0 => {
+                            space.empty(DATA).and_then(|()| space.take(DATA, MIB, false))
+                        }
+                        _ => space.take(DATA, MIB, false),
+                    };
                     if r.is_err() || space.used_bytes() >= mib * MIB / 2 {
                         r?;
                         break;
