@@ -87,6 +87,8 @@ pub(crate) struct SecondCopy {
 pub(crate) struct Fit {
     /// Lengths are a multiple of this.
     pub(crate) unit: u64,
+    /// Length of the system chunk.
+    pub(crate) system: u64,
     /// Room to work in that the last metadata chunk has, beside a share of what is used.
     pub(crate) room: u64,
     /// The share: one part in so many of what is used.
@@ -96,12 +98,20 @@ pub(crate) struct Fit {
 }
 
 impl Fit {
-    /// Sizes at which the image can be worked with.
-    pub(crate) const ROOMY: Self = Self { unit: MIB, room: 8 * MIB, share: 4, empty: 8 * MIB };
+    /// Sizes at which the image can be worked with. Linux reserves space by the number of nodes
+    /// that a change may touch, so they grow with the nodes.
+    pub(crate) fn roomy(nodesize: u32) -> Self {
+        let nodes = |n: u64| n * u64::from(nodesize);
+        let room = nodes(512).max(8 * MIB);
+        Self { unit: MIB, system: 8 * MIB, room, share: 4, empty: 8 * MIB }
+    }
+
     /// The least with which Linux mounts it for writing. It can change nothing before the image has
     /// grown: it reserves far more than it needs.
-    pub(crate) const TIGHT: Self =
-        Self { unit: STRIPE_LEN, room: MIB, share: 16, empty: STRIPE_LEN };
+    pub(crate) fn tight(nodesize: u32) -> Self {
+        let room = (64 * u64::from(nodesize)).max(MIB);
+        Self { unit: STRIPE_LEN, system: room, room, share: 16, empty: STRIPE_LEN }
+    }
 
     fn rounded(self, len: u64) -> u64 {
         len.next_multiple_of(self.unit)
@@ -141,8 +151,8 @@ impl Space {
             fit,
             copies: Vec::new(),
         };
-        let length = if fit.unit == MIB { 8 * MIB } else { MIB };
-        let length = if copies(system) == 1 { length.min(4 * MIB) } else { length };
+        // One copy has half the length, as mkfs.btrfs has it.
+        let length = if copies(system) == 1 { fit.system.min(4 * MIB) } else { fit.system };
         if limit.is_some_and(|l| DEVICE_RESERVED + length * copies(system) > l) {
             return Err(space.full());
         }
@@ -408,7 +418,7 @@ mod tests {
     fn mirrors_are_left_out_and_chunks_fit() {
         for data in [0, 5 * MIB, 40 * MIB, 60 * MIB, 130 * MIB, 2500 * MIB] {
             for meta in [1, 900, 3000] {
-                for fit in [Fit::ROOMY, Fit::TIGHT] {
+                for fit in [Fit::roomy(16384), Fit::tight(16384)] {
                     let mut space = Space::new(None, fit, SYSTEM).unwrap();
                     let mut left = data;
                     while left > 0 {
@@ -437,7 +447,7 @@ mod tests {
 
     #[test]
     fn whole_pieces_do_not_straddle_a_mirror_or_a_chunk() {
-        let mut space = Space::new(None, Fit::TIGHT, BlockGroupFlags::SYSTEM).unwrap();
+        let mut space = Space::new(None, Fit::tight(16384), BlockGroupFlags::SYSTEM).unwrap();
         let mut total = 0;
         while total < 3 << 30 {
             let r = space.take(DATA, 100 << 10, true).unwrap();
@@ -452,7 +462,7 @@ mod tests {
     fn a_device_that_is_too_small_is_full() {
         for mib in [2, 12, 40, 64, 65, 70, 100] {
             let fill = || -> Result<Space> {
-                let mut space = Space::new(Some(mib * MIB), Fit::ROOMY, SYSTEM)?;
+                let mut space = Space::new(Some(mib * MIB), Fit::roomy(16384), SYSTEM)?;
                 loop {
                     let r = match space.used_bytes() {
                         0 if mib % 2 == 0 => {

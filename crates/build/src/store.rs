@@ -446,7 +446,7 @@ impl<'a> Store<'a> {
 
     /// All contents have their places.
     pub(crate) fn finish(mut self) -> Result<Contents> {
-        // With nothing but small files: `btrfs filesystem usage` divides by the size of such groups.
+        // `btrfs filesystem usage` divides by the size of all groups of a type.
         if !self.plan.features.mixed && self.space.groups().len() == 1 {
             self.space.empty(self.plan.data_flags())?;
         }
