@@ -40,8 +40,8 @@ pub fn build(
     let limit = limit(&sink, options)?;
     let scratch = Scratch::new(options.scratch.as_deref().unwrap_or(sink.directory()));
     let fit = match options.size {
-        ImageSize::Shrink { .. } => Fit::TIGHT,
-        _ => Fit::ROOMY,
+        ImageSize::Shrink { .. } => Fit::tight(plan.nodesize),
+        _ => Fit::roomy(plan.nodesize),
     };
     let space = Space::new(limit, fit, plan.system_flags())?;
     let size =
@@ -292,6 +292,7 @@ impl<'a> Batches<'a> {
         if self.batch.files.is_empty() {
             return Ok(());
         }
+        self.run.go_on()?;
         let batch = std::mem::take(&mut self.batch);
         // It stopped because of an error that the others know.
         self.pipeline.submit(batch).map_err(|_| Error::Interrupted)

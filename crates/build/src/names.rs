@@ -71,6 +71,14 @@ struct Linked {
     kind: FileType,
 }
 
+/// An inode that was just made.
+struct Made {
+    /// Place of its subvolume in the list.
+    tree: u32,
+    inode: u64,
+    item: InodeItem,
+}
+
 /// Turns the entries of all streams into records.
 pub(crate) struct Names<'a> {
     plan: &'a Plan,
@@ -363,9 +371,14 @@ impl<'a> Names<'a> {
             }
             Kind::File { size, contents } => {
                 self.inodes.files += 1;
-                let compress = self.compress(item.inode_flags(), own);
-                let (path, contents) = (entry.path, contents.filter(|_| size > 0));
-                return self.file(tree, inode, item, &path, size, contents, compress, files);
+                if size > i64::MAX.cast_unsigned() {
+                    let what = format!("a file cannot have {size} bytes");
+                    return Err(Error::entry(&entry.path, what));
+                }
+                item.size.set(size);
+                let made = Made { tree, inode, item };
+                let file = self.file(made, &entry.path, contents.filter(|_| size > 0), own);
+                return files(Arc::new(file));
             }
             Kind::Symlink(target) => {
                 self.inodes.symlinks += 1;
@@ -405,42 +418,31 @@ impl<'a> Names<'a> {
         self.put(tree, inode, KeyType::EXTENT_DATA, 0, &FileExtent::Inline(inline).encode())
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// A file whose contents are to be stored; `own` is what its property asks for.
     fn file(
         &mut self,
-        tree: u32,
-        inode: u64,
-        mut item: InodeItem,
+        made: Made,
         path: &TreePath,
-        size: u64,
         contents: Option<Locator>,
-        compress: Option<Compress>,
-        files: &mut Files<'_>,
-    ) -> Result<()> {
-        if size > i64::MAX.cast_unsigned() {
-            return Err(Error::entry(path, format!("a file cannot have {size} bytes")));
-        }
-        item.size.set(size);
-        let flags = item.inode_flags();
-        let sums = !flags.contains(InodeFlags::NODATASUM);
+        own: Option<Packing>,
+    ) -> File {
+        let Made { tree, inode, item } = made;
+        let (size, flags) = (item.size.get(), item.inode_flags());
         let identity =
             contents.as_ref().filter(|_| self.identities).map(|c| identity(c, size, flags));
-        let tally = self.tallies.of(path.as_bytes());
-        let root = self.subvolumes[tree as usize].id;
-        let path = path.as_bytes().to_vec();
-        files(Arc::new(File {
+        File {
             tree,
-            root,
+            root: self.subvolumes[tree as usize].id,
             inode,
             item,
             size,
-            path,
+            path: path.as_bytes().to_vec(),
             contents,
-            compress,
-            sums,
-            tally,
+            compress: self.compress(flags, own),
+            sums: !flags.contains(InodeFlags::NODATASUM),
+            tally: self.tallies.of(path.as_bytes()),
             identity,
-        }))
+        }
     }
 
     /// How a file is compressed, as on Linux; `own` is what its property asks for.
@@ -489,6 +491,11 @@ fn inode_item(kind: FileType, attributes: &Attributes) -> InodeItem {
         Timespec::new(t.seconds, t.nanoseconds.min(999_999_999))
     };
     let mut flags = InodeFlags::from_bits_truncate(attributes.inode_flags) & kept_flags();
+    if flags.contains(InodeFlags::NODATACOW) {
+        // As on Linux: one needs the other, and excludes the third.
+        flags |= InodeFlags::NODATASUM;
+        flags -= InodeFlags::COMPRESS;
+    }
     if kind != FileType::Regular && kind != FileType::Directory {
         flags -= InodeFlags::NODATASUM | InodeFlags::NODATACOW;
     }
@@ -540,6 +547,8 @@ fn property(attributes: &Attributes, item: &mut InodeItem) -> Option<Packing> {
 
 /// Names contents. Files that are stored otherwise do not share them.
 fn identity(locator: &Locator, size: u64, flags: InodeFlags) -> u128 {
+    let stored = InodeFlags::NODATASUM | InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS;
+    let flags = flags & stored;
     let hash = Sha256::new()
         .chain_update(locator.source.0.to_le_bytes())
         .chain_update(size.to_le_bytes())

@@ -316,7 +316,7 @@ mod tests {
         for n in [0u64, 1, 5, 40, 2000, 60_000] {
             let path = dir.path().join("img");
             let sink = Sink::open(&Output::File { path: path.clone(), force: true }).unwrap();
-            let space = Space::new(None, Fit::TIGHT, plan.system_flags()).unwrap();
+            let space = Space::new(None, Fit::tight(4096), plan.system_flags()).unwrap();
             let run = |sink| {
                 let mut nodes = Nodes::new(&plan, space.clone(), sink);
                 let mut tree = TreeWriter::new(&nodes, ObjectId::FS_TREE);

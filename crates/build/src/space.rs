@@ -87,18 +87,31 @@ pub(crate) struct SecondCopy {
 pub(crate) struct Fit {
     /// Lengths are a multiple of this.
     pub(crate) unit: u64,
+    /// Length of the system chunk.
+    pub(crate) system: u64,
     /// Room to work in that the last metadata chunk has, beside a share of what is used.
     pub(crate) room: u64,
     /// The share: one part in so many of what is used.
     pub(crate) share: u64,
+    /// Length of a group with nothing in it.
+    pub(crate) empty: u64,
 }
 
 impl Fit {
-    /// Sizes at which the image can be worked with.
-    pub(crate) const ROOMY: Self = Self { unit: MIB, room: 8 * MIB, share: 4 };
+    /// Sizes at which the image can be worked with. Linux reserves space by the number of nodes
+    /// that a change may touch, so they grow with the nodes.
+    pub(crate) fn roomy(nodesize: u32) -> Self {
+        let nodes = |n: u64| n * u64::from(nodesize);
+        let room = nodes(512).max(8 * MIB);
+        Self { unit: MIB, system: 8 * MIB, room, share: 4, empty: 8 * MIB }
+    }
+
     /// The least with which Linux mounts it for writing. It can change nothing before the image has
     /// grown: it reserves far more than it needs.
-    pub(crate) const TIGHT: Self = Self { unit: STRIPE_LEN, room: MIB, share: 16 };
+    pub(crate) fn tight(nodesize: u32) -> Self {
+        let room = (64 * u64::from(nodesize)).max(MIB);
+        Self { unit: STRIPE_LEN, system: room, room, share: 16, empty: STRIPE_LEN }
+    }
 
     fn rounded(self, len: u64) -> u64 {
         len.next_multiple_of(self.unit)
@@ -138,8 +151,8 @@ impl Space {
             fit,
             copies: Vec::new(),
         };
-        let length = if fit.unit == MIB { 8 * MIB } else { MIB };
-        let length = if copies(system) == 1 { length.min(4 * MIB) } else { length };
+        // One copy has half the length, as mkfs.btrfs has it.
+        let length = if copies(system) == 1 { fit.system.min(4 * MIB) } else { fit.system };
         if limit.is_some_and(|l| DEVICE_RESERVED + length * copies(system) > l) {
             return Err(space.full());
         }
@@ -228,20 +241,34 @@ impl Space {
         if !self.open {
             return Ok(());
         }
+        let fit = self.fit;
+        let group = self.groups.last().expect("one is open");
+        let mut length = fit.rounded(group.reach());
+        if last {
+            let room = fit.room.max(group.used_bytes() / fit.share);
+            length = fit.rounded(group.reach() + room);
+        }
+        self.settle(length)
+    }
+
+    /// Makes an empty group, for tools that cannot imagine none of a type.
+    pub(crate) fn empty(&mut self, flags: BlockGroupFlags) -> Result<()> {
+        self.close(false)?;
+        self.open(flags, STRIPE_LEN)?;
+        self.settle(self.fit.empty)
+    }
+
+    /// Closes the open group at this length if there is room, or at what it needs.
+    fn settle(&mut self, length: u64) -> Result<()> {
         self.open = false;
         let (fit, end) = (self.fit, self.physical);
         let group = self.groups.last_mut().expect("one is open");
         let (reach, copies) = (group.reach(), group.copies());
-        let mut length = fit.rounded(reach);
-        if last {
-            let room = fit.room.max(group.used_bytes() / fit.share);
-            length = fit.rounded(reach + room);
-        }
-        // Rounding and room are cut to what there is. What is used has to fit.
         let limit = self.limit.unwrap_or(u64::MAX);
-        let tight = reach.next_multiple_of(STRIPE_LEN);
+        let least = reach.next_multiple_of(STRIPE_LEN).max(STRIPE_LEN);
+        let rounded = fit.rounded(reach).max(least);
         let mut second = end;
-        for length in [length.min(group.length), fit.rounded(reach).min(group.length), tight] {
+        for length in [length.min(group.length), rounded.min(group.length), least] {
             group.length = length;
             second = if copies == 2 { behind_mirrors(Physical(end + length), length) } else { end };
             if second.saturating_add(length) <= limit {
@@ -391,12 +418,15 @@ mod tests {
     fn mirrors_are_left_out_and_chunks_fit() {
         for data in [0, 5 * MIB, 40 * MIB, 60 * MIB, 130 * MIB, 2500 * MIB] {
             for meta in [1, 900, 3000] {
-                for fit in [Fit::ROOMY, Fit::TIGHT] {
+                for fit in [Fit::roomy(16384), Fit::tight(16384)] {
                     let mut space = Space::new(None, fit, SYSTEM).unwrap();
                     let mut left = data;
                     while left > 0 {
                         let r = space.take(DATA, left, false).unwrap();
                         left -= r.end - r.start;
+                    }
+                    if data == 0 {
+                        space.empty(DATA).unwrap();
                     }
                     for _ in 0..meta {
                         let r = space.take(META, 16384, true).unwrap();
@@ -406,7 +436,7 @@ mod tests {
                     space.close(true).unwrap();
                     assert_sound(&space);
                     let slack = space.device_bytes() - data - (meta * 2 + 2) * 16384;
-                    let most = if fit.unit == MIB { 16 + 18 + 8 } else { 2 + 3 };
+                    let most = if fit.unit == MIB { 16 + 18 + 8 + 8 } else { 2 + 4 };
                     assert!(slack <= most * MIB + meta * 16384 / 2 * 2, "{data} {meta}: {slack}");
                     let first = space.places(space.groups()[0].start);
                     assert_eq!(first, (DEVICE_RESERVED, Some(space.groups()[0].stripes[1])));
@@ -417,7 +447,7 @@ mod tests {
 
     #[test]
     fn whole_pieces_do_not_straddle_a_mirror_or_a_chunk() {
-        let mut space = Space::new(None, Fit::TIGHT, BlockGroupFlags::SYSTEM).unwrap();
+        let mut space = Space::new(None, Fit::tight(16384), BlockGroupFlags::SYSTEM).unwrap();
         let mut total = 0;
         while total < 3 << 30 {
             let r = space.take(DATA, 100 << 10, true).unwrap();
@@ -432,9 +462,14 @@ mod tests {
     fn a_device_that_is_too_small_is_full() {
         for mib in [2, 12, 40, 64, 65, 70, 100] {
             let fill = || -> Result<Space> {
-                let mut space = Space::new(Some(mib * MIB), Fit::ROOMY, SYSTEM)?;
+                let mut space = Space::new(Some(mib * MIB), Fit::roomy(16384), SYSTEM)?;
                 loop {
-                    let r = space.take(DATA, MIB, false);
+                    let r = match space.used_bytes() {
+                        0 if mib % 2 == 0 => {
+                            space.empty(DATA).and_then(|()| space.take(DATA, MIB, false))
+                        }
+                        _ => space.take(DATA, MIB, false),
+                    };
                     if r.is_err() || space.used_bytes() >= mib * MIB / 2 {
                         r?;
                         break;

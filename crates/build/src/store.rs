@@ -445,7 +445,11 @@ impl<'a> Store<'a> {
     }
 
     /// All contents have their places.
-    pub(crate) fn finish(self) -> Result<Contents> {
+    pub(crate) fn finish(mut self) -> Result<Contents> {
+        // `btrfs filesystem usage` divides by the size of all groups of a type.
+        if !self.plan.features.mixed && self.space.groups().len() == 1 {
+            self.space.empty(self.plan.data_flags())?;
+        }
         Ok(Contents {
             space: self.space,
             items: self.items.finish()?,

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Data, Source, assert_sound, noise, options, text};
 use larder_build::{BuildOptions, Compress, Error, ImageSize, Output, Progress, build};
-use larder_simtest::oracle::{KernelMount, Need, mkfs_btrfs, need};
+use larder_simtest::oracle::{KernelMount, Need, btrfs, mkfs_btrfs, need};
 use larder_sources::{Contents, Entry, Kind, Locator};
 use std::io;
 use std::ops::Range;
@@ -59,6 +59,23 @@ fn a_hundred_thousand_files_in_little_memory() {
     let report = s.build(&image, &o).unwrap();
     assert_eq!((report.inodes.files, report.names), (100_000, 100_100));
     assert_sound(&image, "a hundred thousand files");
+}
+
+#[test]
+fn an_empty_tree_makes_an_image_that_tools_like() {
+    let dir = larder_simtest::oracle::scratch();
+    let image = dir.path().join("img");
+    let s = Source::new();
+    for size in [ImageSize::Auto, ImageSize::Shrink { align: 4096 }, ImageSize::Exactly(30 << 20)] {
+        s.build(&image, &BuildOptions { size, ..options() }).unwrap();
+        assert_sound(&image, "an empty tree");
+        if need(&[Need::KernelBtrfs]) {
+            let mount = KernelMount::image(&image, "").unwrap();
+            let usage = btrfs(&["filesystem", "usage", mount.path().to_str().unwrap()]).unwrap();
+            assert!(usage.contains("Data ratio:\t\t\t      1.00"), "{usage}");
+            mount.unmount_clean().unwrap();
+        }
+    }
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn plant(source: &mut Source, at: &str, node: &Node, files: &mut Vec<String>) {
         }
         Node::Link(n) if !files.is_empty() => {
             let n = usize::from(*n) % files.len();
-            source.link(at, &files[n].clone(), n as u64);
+            source.link(at, files[n].clone(), n as u64);
         }
         Node::Link(_) => {
             source.add(at, Kind::Fifo, 0o600);

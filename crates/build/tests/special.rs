@@ -62,6 +62,15 @@ fn everything(nodesize: usize) -> Source {
         s.file(format!("{deep}/{n}"), vec![n; 10]);
         deep.push_str("/d");
     }
+    s.dir("flags");
+    let flags = [("nocow", 3), ("nosum", 1), ("compress", 1 << 11), ("no compression", 1 << 3)];
+    for (name, bits) in flags {
+        s.file(format!("flags/{name}"), text(300_000, 4)).attributes.inode_flags = bits;
+    }
+    for method in ["zlib", "lzo", "zstd", "none"] {
+        let property = (b"btrfs.compression".to_vec(), method.as_bytes().to_vec());
+        s.file(format!("flags/{method}"), text(300_000, 5)).attributes.xattrs = vec![property];
+    }
     s.dir("many");
     for n in 0..1500 {
         s.file(format!("many/{n}"), vec![n as u8; n % 300]);
