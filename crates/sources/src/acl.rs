@@ -3,8 +3,8 @@
 //! Archives have `user::rwx,user:lisa:r-x:1001,group::r-x,mask::r-x,other::---`. The last number of
 //! an entry is what star and libarchive add. GNU tar writes names only, and numbers for users that
 //! have none. A name alone means what the machine at hand has in its user database, so the same
-//! archive would give another image elsewhere. Such an ACL is refused. GNU tar can store the form of
-//! Linux as well, as an extended attribute, and then the text does not matter.
+//! archive would give another image elsewhere. Such an ACL is refused. GNU tar can store the form
+//! of Linux as well, as an extended attribute, and then the text does not matter.
 
 /// The attribute of the ACL that decides about access.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";

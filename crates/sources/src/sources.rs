@@ -1,7 +1,7 @@
 //! All sources of an image together: gathered once, then streamed as often as one likes.
 //!
-//! [`Sources::gather`] reads every source to its end, but for contents. After that the tree is known
-//! to be one: links lead to files, no path leads out. [`Sources::entries`] streams it, and
+//! [`Sources::gather`] reads every source to its end, but for contents. After that the tree is
+//! known to be one: links lead to files, no path leads out. [`Sources::entries`] streams it, and
 //! [`Sources::first_layers`] streams what it was before the later layers came. [`Sources::open`]
 //! gives the contents of a file.
 

@@ -4,8 +4,8 @@
 //! told from the rest: the last part behind a colon is a place if it begins with a slash. A colon
 //! that belongs to a name is written `\:`.
 //!
-//! Without a prefix the source itself tells what it is: a directory, an image of btrfs, or an archive.
-//! With one, further parts may follow the file:
+//! Without a prefix the source itself tells what it is: a directory, an image of btrfs, or an
+//! archive. With one, further parts may follow the file:
 //!
 //! | | |
 //! |---|---|

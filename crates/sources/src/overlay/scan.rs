@@ -2,8 +2,8 @@
 //!
 //! The records of a path come by time. [`Scan`] keeps what is there after each of them. What lies
 //! above matters in one way only: where a directory is replaced or hidden, all that was below it
-//! goes. Those moments are its *clearings*. The scan keeps them for the paths above the one at hand,
-//! and asks before each record whether one of them lies between it and the record before.
+//! goes. Those moments are its *clearings*. The scan keeps them for the paths above the one at
+//! hand, and asks before each record whether one of them lies between it and the record before.
 //!
 //! A scan has a *horizon*: what is said from then on does not count. So the same records give the
 //! tree of the first layers, too.

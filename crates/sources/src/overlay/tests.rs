@@ -293,7 +293,7 @@ fn last_layer() -> impl Strategy<Value = Layer> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn layers_with_whiteouts_are_as_the_model_says(

@@ -3,8 +3,8 @@
 //!
 //! There are two languages: [`mtree`], which BSD and libarchive write, and [`own`], in which a
 //! person writes a few lines. Both come down to a [`Description`] of one path. What both share is
-//! here: lines, words, escapes, and what a description does to the tree. Owners are numbers, since a
-//! name means another number on the next machine.
+//! here: lines, words, escapes, and what a description does to the tree. Owners are numbers, since
+//! a name means another number on the next machine.
 //!
 //! A backslash begins an escape: three octal digits for any byte, `\s` for a blank, and `\n`, `\t`,
 //! `\r`, `\\`, `\#` and a few more as in C. At a line's end it joins the next line.

@@ -83,7 +83,7 @@ impl State {
         if is_relative {
             let mut below = self.directory.clone();
             at.components().for_each(|name| below.push(name));
-            at = below;
+            at = path(below.as_bytes())?;
         }
         let what = what(keywords)?;
         if what == What::Directory && (is_relative || name == b".") {

@@ -1,6 +1,7 @@
 //! Both languages of manifests, over a directory.
 
 use crate::{Entry, Kind, Options, SourceSpec, Sources, Time};
+use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -201,5 +202,27 @@ fn wrong_lines_are_named() {
     ] {
         let error = refusal(prefix, text);
         assert!(error.contains(expected), "{text:?}: {error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_text_is_taken_or_refused(
+        lines in prop::collection::vec(
+            prop::collection::vec(
+                "dir|file|set|remove|/set|\\.\\.|a/b|bin|type=(dir|file|link|char)|link=x\
+                 |\\\\[0-9sx]{1,3}\
+                 |mode=[0-9u+x,]{1,5}|uid=-?[0-9]{1,20}|device=[0-9:,x]{1,9}|time=[0-9.]{1,9}\
+                 |xattr\\.user\\.a=.{0,3}|target=[a/.]{0,5}|[ -~]{1,9}",
+                0..5,
+            ),
+            0..6,
+        ),
+        mtree in any::<bool>(),
+    ) {
+        let text: Vec<_> = lines.iter().map(|words| words.join(" ")).collect();
+        drop(built(if mtree { "mtree" } else { "manifest" }, &text.join("\n")));
     }
 }

@@ -21,7 +21,9 @@ fn tar_of(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Vec<u8> {
     for (name, data) in files {
         let mut header = tar::Header::new_ustar();
         header.set_mode(0o755);
-        (header.set_uid(0), header.set_gid(0), header.set_mtime(0));
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
         header.set_size(data.len() as u64);
         if name.ends_with('/') {
             header.set_entry_type(tar::EntryType::Directory);
@@ -224,6 +226,31 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_archives_do_no_harm(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let index = Layout::of(&three_layers()).0["index.json"].clone();
+        let mut layout = Layout::of(&three_layers());
+        // The index is what no digest protects.
+        let mut bytes = index;
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        layout.0.insert("index.json".to_owned(), bytes);
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("layout.tar");
+        fs::write(&file, layout.archive()).unwrap();
+        if let Ok(sources) = gather("oci-archive", &file, "") {
+            prop_assert_eq!(seen(&sources, 3), expected());
+        }
+    }
+}
+
 /// Three layers, packed in each way.
 fn three_layers() -> [Vec<u8>; 3] {
     let layer = |files: &[(&str, &str)]| {
@@ -302,7 +329,7 @@ fn one_image_of_several_has_to_be_chosen() {
     let [base, second, _] = three_layers();
     let mut layout = Layout::default();
     let (mut first, mut other) =
-        (layout.manifest(&[base.clone()]), layout.manifest(&[base, second]));
+        (layout.manifest(std::slice::from_ref(&base)), layout.manifest(&[base.clone(), second]));
     first["platform"] = json!({"os": "linux", "architecture": "amd64"});
     other["platform"] = json!({"os": "linux", "architecture": "arm64", "variant": "v8"});
     let about = json!({"vnd.docker.reference.type": "attestation-manifest"});

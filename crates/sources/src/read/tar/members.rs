@@ -13,6 +13,7 @@ use super::header::{BLOCK, Header, Piece, more_pieces, until_nul};
 use super::pax::{self, Extended, Said};
 use crate::error::{Error, Result, shown};
 use crate::read::bytes::{Bytes, Segment};
+use std::ops::Range;
 
 /// Bytes of one extended header or name.
 const MOST_EXTENDED: u64 = 16 << 20;
@@ -221,15 +222,15 @@ impl<'a> Members<'a> {
         let start = self.at;
         self.pass(stored, &member.name)?;
         member.data = match pieces {
-            Some(pieces) => self.mapped(&member, &pieces, start, stored)?,
+            Some(pieces) => self.mapped(&member, &pieces, start..start + stored)?,
             None if stored == 0 => Vec::new(),
             None => vec![Segment { start: 0, len: stored, at: start }],
         };
         Ok(member)
     }
 
-    /// The pieces of a sparse file. Sets its size, and takes a map before the data away from what is
-    /// stored.
+    /// The pieces of a sparse file. Sets its size, and takes a map before the data away from what
+    /// is stored.
     fn sparse(&mut self, member: &mut Member, stored: &mut u64) -> Result<Option<Vec<Piece>>> {
         let refused = |name: &[u8]| {
             let (source, name) = (self.bytes.name().to_owned(), name.to_vec());
@@ -321,9 +322,9 @@ impl<'a> Members<'a> {
         &self,
         member: &Member,
         pieces: &[Piece],
-        start: u64,
-        stored: u64,
+        stored: Range<u64>,
     ) -> Result<Vec<Segment>> {
+        let (start, stored) = (stored.start, stored.end - stored.start);
         let mut segments = Vec::new();
         let (mut end, mut used) = (0u64, 0u64);
         for &(piece, len) in pieces {

@@ -1,5 +1,5 @@
-//! Tar archives, of all dialects that are about: the old form, POSIX with extended headers, GNU, and
-//! what star and libarchive add.
+//! Tar archives, of all dialects that are about: the old form, POSIX with extended headers, GNU,
+//! and what star and libarchive add.
 //!
 //! [`header`] knows one block, [`pax`] the extended records, [`members`] how they make a member.
 //! Here a member becomes what the tree has: its path, its attributes, its contents. Names are taken

@@ -4,6 +4,9 @@
 //! brought together in the same way. All times and inode flags are taken: they are part of the
 //! image, so they are the same for every build. Subvolumes that lie within become directories.
 
+#[cfg(test)]
+mod tests;
+
 use super::Store;
 use crate::error::{Error, Result, shown};
 use crate::overlay::{Collector, Moment, Node, read_name, write_name};
