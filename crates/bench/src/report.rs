@@ -147,11 +147,12 @@ fn setting(run: &Run, machine: &Machine, archive: Option<&Archive>) -> Result<St
     let [low, median, high] = machine.flush_ms;
     writeln!(
         t,
-        "{} rounds on Linux {} with {} CPUs and {:.0} GiB of memory; FUSE over {}. Before the \
+        "{} round{} on Linux {} with {} CPUs and {:.0} GiB of memory; FUSE over {}. Before the \
          start, threads waited for a CPU {}. The image: {} MiB on {}, where a 4 KiB write and \
          flush takes {median:.2} ms (half of them {low:.2}–{high:.2}); data single, \
          metadata {}, {}.",
         run.rounds,
+        if run.rounds == 1 { "" } else { "s" },
         machine.kernel,
         machine.cpus,
         machine.memory_mib as f64 / 1024.0,
