@@ -34,14 +34,14 @@ fn an_edit_does_not_wait_for_the_notes_with_its_tree_locked() {
     let root = core.subvol(ObjectId::FS_TREE).unwrap().tree.root().node.unwrap();
     let txn = core.txns.running();
     let free = Logical(1 << 40);
+    // On another thread, because the one with the notes must not take them again.
     let copy = |shared| {
-        core.note_copied(&txn, &KnownRefs::default(), ObjectId::FS_TREE, &root, free, shared)
+        let known = KnownRefs::default();
+        let copies = || core.note_copied(&txn, &known, ObjectId::FS_TREE, &root, free, shared);
+        std::thread::scope(|s| s.spawn(copies).join().unwrap())
     };
-    let lacks_notes = |done| matches!(done, Err(EditStop::Need(Need::Notes)));
     let notes = txn.refs.lock();
-    // On another thread, because this one must not take the lock again.
-    let copied = std::thread::scope(|s| s.spawn(|| copy(false)).join().unwrap());
-    assert!(lacks_notes(copied));
+    assert!(matches!(copy(false), Err(EditStop::Need(Need::Notes))));
     let known_first = copy(true);
     assert!(matches!(known_first, Err(EditStop::Need(Need::Refs(..)))), "{known_first:?}");
 
