@@ -15,7 +15,9 @@ macro_rules! figures {
         }
         impl $name {
             pub(crate) fn of($source: $kind) -> Self {
-                Self { $($field: $value,)* }
+                // One after the other: a lock that one value takes is not held for the next.
+                $(let $field = $value;)*
+                Self { $($field,)* }
             }
         }
     };
