@@ -2,7 +2,7 @@
 //!
 //! A header is that of POSIX.1-1988 (`ustar`). What does not fit there goes into a PAX header in
 //! front of it, and only that: long names, large numbers, parts of seconds, extended attributes. A
-//! file with holes is written in the PAX form 1.0 of GNU tar: a list of its parts comes before them.
+//! file with holes is written in the PAX form 1.0 of GNU tar: a list of its parts comes first.
 //!
 //! The root is `./`, and so its attributes are kept. Further names of a file are hard links to its
 //! first one. There is no entry for a socket, because tars have none.
