@@ -17,6 +17,12 @@ use std::thread::JoinHandle;
 ///
 /// Dropping the last front end without [`Filesystem::close`] has the effect of a crash: the last
 /// commit stays.
+///
+/// Every call can fail with the errors of reading: `Volume` for a device error, `Corrupt` for bytes
+/// that are not what they must be. Every call that names an inode can fail with `NotFound`. Every
+/// call that changes something can fail with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
+/// [`crate::api::no_wait`] each can answer `WouldBlock`, and has changed nothing then. Calls name
+/// the errors that they have beyond these.
 #[derive(Debug)]
 pub struct Filesystem {
     pub(crate) core: Arc<Core>,
@@ -107,7 +113,7 @@ impl Filesystem {
     /// root is above the other.
     ///
     /// # Errors
-    /// See [`crate::filesystem`].
+    /// Those of every call, see [`Filesystem`].
     pub fn overlaps(&self, other: &Self) -> Result<bool> {
         let is_below = |at: TreeId, above: TreeId| -> Result<bool> {
             let mut at = at;

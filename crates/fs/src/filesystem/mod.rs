@@ -4,11 +4,6 @@
 //! number of threads. A front end that may be asked again about an inode takes a *hold* on it (a
 //! FUSE look-up count). An inode without names is deleted when its last hold goes. Opening, syncing
 //! and closing are in `lifecycle`.
-//!
-//! Every call can fail with the errors of reading: `Volume` for a device error, `Corrupt` for bytes
-//! that are not what they must be. Every call that names an inode can fail with `NotFound`. Every
-//! call that changes something can fail with `ReadOnly`, `SubvolumeReadOnly` and `NoSpace`. Under
-//! [`crate::api::no_wait`] each can answer `WouldBlock`, and has changed nothing then.
 
 mod commit_source;
 mod lifecycle;

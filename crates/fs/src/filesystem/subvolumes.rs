@@ -1,4 +1,4 @@
-//! The facade's calls about subvolumes. Errors beyond those named are as in [`crate::filesystem`].
+//! The facade's calls about subvolumes. Errors beyond those named are as in [`Filesystem`].
 
 use crate::filesystem::Filesystem;
 use crate::inode::subvolume::{self, Deletes};

@@ -35,7 +35,7 @@ pub struct MkfsOptions {
     pub time: Option<Timestamp>,
     /// User and group that own the root directory.
     pub root_owner: (u32, u32),
-    /// Overwrite what [`recognise`] finds instead of refusing.
+    /// Overwrite what [`recognise`](crate::mkfs::recognise) finds instead of refusing.
     pub force: bool,
     /// Tell the device beforehand that all of it is free.
     pub discard: bool,
