@@ -84,6 +84,43 @@ const HOUSES: &[House] = &[
         ],
         exceptions: &[],
     },
+    House {
+        folder: "crates/fs/src/log",
+        module: &["log"],
+        rooms: &[
+            "source",
+            "overlay",
+            "references",
+            "logged_data",
+            "inodes",
+            "names",
+            "extents",
+            "subvolume",
+            "replay",
+            "write",
+            "fsync",
+        ],
+        exceptions: &[],
+    },
+    House {
+        folder: "crates/fs/src/log/write",
+        module: &["log", "write"],
+        rooms: &[
+            "diff",
+            "blocks",
+            "tree",
+            "collect",
+            "names",
+            "above",
+            "content",
+            "queue",
+            "batch",
+            "older",
+            "contribute",
+            "sync",
+        ],
+        exceptions: &[],
+    },
 ];
 
 /// One line per finding.

@@ -73,16 +73,16 @@ pub mod tree;
 #[doc(hidden)]
 pub use base::watch;
 pub use base::{api, error};
-use base::{budget, hash, lock, tuning};
+use base::{budget, completion, hash, lock, tuning};
 
 pub use api::*;
 #[cfg(feature = "faults")]
 pub use base::tuning::faults::Fault;
 pub use base::tuning::older;
+pub use completion::Completion;
 pub use engine::fsyncs::LogStats;
 pub use error::{Error, Result};
 pub use filesystem::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
-pub use log::{OnSynced, Synced, Unlogged};
 pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
 pub use subvolume::SubvolInfo;
 pub use transaction::Received;

@@ -47,16 +47,15 @@ impl DeferredReply {
         self.send(outcome);
     }
 
-    /// Answers with the result of `job`, which runs on a thread that may wait.
-    pub fn work(self, job: impl FnOnce() -> Result<(), Errno> + Send + 'static) {
-        let workers = self.workers.clone();
+    /// Has `begin` go on with the request on a thread that may wait.
+    pub(crate) fn on_worker(self, begin: impl FnOnce(Self) + Send + 'static) {
+        let (workers, stats) = (self.workers.clone(), Arc::clone(&self.stats));
         workers.run_elsewhere(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|_| {
-                self.stats.panic();
-                tracing::error!("internal error while finishing a request");
-                Err(Errno::IO)
-            });
-            self.answer(outcome);
+            // If this panics, the reply is dropped, which answers `EIO`.
+            if catch_unwind(AssertUnwindSafe(|| begin(self))).is_err() {
+                stats.panic();
+                tracing::error!("internal error while going on with a request");
+            }
         });
     }
 
@@ -101,14 +100,18 @@ mod tests {
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::IO)]);
         let (worked, answers) = deferred(&workers, &stats);
         let here = std::thread::current().id();
-        worked.work(
-            move || if std::thread::current().id() == here { Ok(()) } else { Err(Errno::NOENT) },
-        );
+        worked.on_worker(move |reply| {
+            reply.answer(if std::thread::current().id() == here {
+                Ok(())
+            } else {
+                Err(Errno::NOENT)
+            });
+        });
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::NOENT)], "on another thread");
         let (panicking, answers) = deferred(&workers, &stats);
-        panicking.work(|| panic!("as a test"));
+        panicking.on_worker(|_reply| panic!("as a test"));
         assert_eq!(answers.iter().collect::<Vec<_>>(), [Err(Errno::IO)]);
-        assert_eq!((stats.errors(), stats.panics()), (3, 1));
         workers.finish();
+        assert_eq!((stats.errors(), stats.panics()), (3, 1));
     }
 }

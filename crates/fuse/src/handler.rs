@@ -95,6 +95,19 @@ pub enum ExecContext {
     NotifyAfterReply,
 }
 
+/// Where requests of one kind are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// On the queue's thread, unless the handler says there that it would have to wait. Then on
+    /// another thread.
+    Queue,
+    /// On a worker.
+    Worker,
+    /// A worker begins, and leaves a [`DeferredReply`] to whatever has the answer. The reply has no
+    /// body.
+    Deferred,
+}
+
 /// Where the reply's body goes.
 #[derive(Debug)]
 pub struct Reply<'a> {
@@ -167,14 +180,13 @@ pub trait Handler: Send + Sync + 'static {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, context: ExecContext)
     -> Outcome;
 
-    /// Are requests of this kind answered by [`handle_deferred`](Self::handle_deferred) instead of
-    /// making a worker wait? Their reply has no body.
-    fn defers_reply(&self, _: Opcode) -> bool {
-        false
+    /// Where requests of this kind are served.
+    fn service(&self, _: Opcode) -> Service {
+        Service::Queue
     }
 
-    /// Answers a request through `later`, now or when there is an answer; called on a worker, and
-    /// for the kinds that [`defers_reply`](Self::defers_reply) names.
+    /// Answers a request through `deferred`, now or when there is an answer; called on a worker,
+    /// for the kinds that are [`Service::Deferred`].
     fn handle_deferred(&self, _: &Request<'_>, deferred: DeferredReply) {
         deferred.answer(Err(Errno::NOSYS));
     }

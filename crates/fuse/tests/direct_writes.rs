@@ -6,7 +6,9 @@ mod common;
 use common::can_mount;
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{Filesystem, OpenOptions};
-use larder_fuse::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use larder_fuse::handler::{
+    DeferredReply, ExecContext, Failure, Handler, Outcome, Reply, Request, Service,
+};
 use larder_fuse::proto::{NodeId, Opcode, WriteIn};
 use larder_fuse::server::Server;
 use larder_fuse::{MountOptions, Stats, Transport, mount, serve_handler};
@@ -174,6 +176,12 @@ impl Handler for Staged {
             self.reads.pass();
         }
         outcome
+    }
+    fn service(&self, opcode: Opcode) -> Service {
+        self.server.service(opcode)
+    }
+    fn handle_deferred(&self, request: &Request<'_>, deferred: DeferredReply) {
+        self.server.handle_deferred(request, deferred);
     }
     fn forget(&self, node: NodeId, lookups: u64) {
         self.server.forget(node, lookups);

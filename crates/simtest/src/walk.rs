@@ -10,7 +10,7 @@ use crate::world::{Body, Content, Ino, Node, ROOT, Refusal, Top, World, new_perm
 use larder_format::ObjectId;
 use larder_format::items::InodeFlags;
 use larder_fs::{
-    Deduped, Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr, Synced,
+    Completion, Deduped, Error, FileKind, Filesystem, InodeId, NewInode, RenameMode, Seek, SetAttr,
     XattrMode,
 };
 use std::collections::{BTreeMap, HashMap};
@@ -56,19 +56,15 @@ fn is_top(id: InodeId) -> bool {
     id.ino == ObjectId::FIRST_FREE.0
 }
 
-/// Makes an inode durable; every other one as a mount does it, which waits in no thread of the
-/// engine's.
+/// Makes an inode durable; every other one as a mount does it, whose thread goes on meanwhile.
 fn fsync(fs: &Filesystem, id: InodeId, data_only: bool) -> Result<(), Error> {
     if id.ino.is_multiple_of(2) {
         return fs.fsync(id, data_only);
     }
     let (send, synced) = std::sync::mpsc::channel();
-    let then = move |synced| send.send(synced).expect("somebody waits below");
-    fs.fsync_then(id, data_only, Box::new(then));
-    match synced.recv().expect("told once") {
-        Synced::Done(done) => done,
-        Synced::Commit(unlogged) => fs.finish_fsync(unlogged),
-    }
+    let done = Completion::new(move |outcome| send.send(outcome).expect("somebody waits below"));
+    fs.fsync_then(id, data_only, done);
+    synced.recv().expect("told once")
 }
 
 /// Follows a path. Symlinks are not followed.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`api`] | the types of the facade, and what a caller may wait for |
 //! | [`error`] | what can go wrong, and where |
+//! | `completion` | how a caller learns that something has come to its end |
 //! | `hash` | how numbers are looked up fast |
 //! | `lock`, [`watch`] | the order of locks, how it is checked, what must not happen under a lock |
 //! | `sectors` | where sectors of a file begin and end |
@@ -18,6 +19,7 @@ pub(crate) mod tuning;
 
 pub mod api;
 pub(crate) mod budget;
+pub(crate) mod completion;
 pub mod error;
 pub(crate) mod hash;
 pub(crate) mod lock;

@@ -53,7 +53,8 @@ pub(crate) struct Logged {
     /// The transaction whose log has it.
     pub(crate) generation: Generation,
     pub(crate) txn: Weak<Txn>,
-    pub(crate) ticket: u64,
+    /// `None`: something was taken for that log and did not get there. Only the commit has it.
+    pub(crate) ticket: Option<u64>,
     /// How many directories had moved then.
     pub(crate) moves: u64,
     /// Its size in the log, in whole sectors. Of what lies behind, the log has only preallocated

@@ -21,7 +21,7 @@ impl CommitSource for Core {
         late::write_items_ahead(self);
     }
     fn seal(&self, txn: &Arc<Txn>) -> Result<()> {
-        TxnLog::of(txn).close();
+        TxnLog::of(txn).close(self, txn);
         if fault!(self.options.tuning, SnapshotBeforeItems) {
             snapshot::make_all(self, txn, |_, _| Ok(()))?;
             return late::flush_delayed_items(self, txn);

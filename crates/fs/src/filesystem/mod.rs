@@ -17,9 +17,10 @@ mod subvolumes;
 
 pub use lifecycle::{Filesystem, MemoryStats, MemoryUse, ReclaimStats, Stats};
 
+use crate::completion::{self, Completion};
 use crate::file;
 use crate::inode::{attr, create, dir, link, rename, xattr};
-use crate::log::{self, OnSynced, Synced, Unlogged};
+use crate::log;
 use crate::tree::doing;
 use crate::{
     Attr, Deduped, DirEntry, Fallocate, InodeId, MappedExtent, NewInode, RenameMode, Result, Seek,
@@ -295,27 +296,17 @@ impl Filesystem {
     /// `DataLost` while data of this inode could not be written.
     pub fn fsync(&self, id: InodeId, data_only: bool) -> Result<()> {
         let _doing = doing("fsync");
-        log::fsync(&self.core, &self.core.inode(id)?, data_only)
+        completion::wait_for(|done| self.fsync_then(id, data_only, done))
     }
-    /// As [`fsync`](Self::fsync), without a thread that waits: `then` is called once with the
-    /// result, on this thread or on another. If no other thread is writing the log, this thread
-    /// writes it, also for callers that come meanwhile.
-    ///
-    /// `then` must not wait or call the engine. If it is told of a commit, a thread has to wait for
-    /// that elsewhere: [`finish_fsync`](Self::finish_fsync).
-    pub fn fsync_then(&self, id: InodeId, _data_only: bool, then: OnSynced) {
+    /// As [`fsync`](Self::fsync), and `done` is told the result, on this thread or on another. The
+    /// call waits for the inode's data to be written. If no other thread is writing the log, this
+    /// thread writes it, also for callers that come meanwhile.
+    pub fn fsync_then(&self, id: InodeId, _data_only: bool, done: Completion) {
         let _doing = doing("fsync");
         match self.core.inode(id) {
-            Ok(inode) => log::fsync_then(&self.core, &inode, then),
-            Err(e) => then(Synced::Done(Err(e))),
+            Ok(inode) => log::fsync(&self.core, &inode, done),
+            Err(e) => done.complete(Err(e)),
         }
-    }
-    /// The end of an `fsync` that the log could not do: waits for the commit.
-    ///
-    /// # Errors
-    /// Those of [`fsync`](Self::fsync).
-    pub fn finish_fsync(&self, unlogged: Unlogged) -> Result<()> {
-        unlogged.commit(&self.core)
     }
     /// The caller keeps a reference to the inode (a FUSE look-up). The inode outlives its last
     /// name.

@@ -1,111 +1,17 @@
 //! How logged extents and checksums become those of files.
 //!
-//! A logged extent names its data by address. If the extent tree knows the extent already, the file
-//! gets one more reference to it. Otherwise the data was written after the last commit, and only
-//! the log says that its space is in use. That space is taken before anything is allocated
-//! ([`Claims`]).
+//! An extent that the log has of a file replaces what the file has in its range. Checksums come
+//! with it for the part that the file uses.
 
-use super::subvolume::Replay;
-use crate::engine::Core;
+use super::inodes::Replay;
+use super::logged_data::{Delta, RefChange};
 use crate::error::{Error, Place, Result};
 use crate::file::{MAX_FILE_SIZE, SECTOR, has_no_holes, property};
-use crate::space::{Run, SpaceKind, csum_tree};
-use crate::transaction::Handle;
+use crate::space::{Run, csum_tree};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, FileExtent, InodeFlags};
-use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, TreeId};
-use std::collections::{BTreeMap, HashSet};
-
-/// What happens to a reference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Delta {
-    Create,
-    Add,
-    Drop,
-}
-
-/// A change of an extent's references.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RefChange {
-    run: Run,
-    ino: ObjectId,
-    offset: u64,
-    delta: Delta,
-}
-
-impl RefChange {
-    fn new(ino: ObjectId, start: u64, r: &ExtentRecord, delta: Delta) -> Self {
-        let run = Run::new(r.disk_bytenr, r.disk_num_bytes);
-        Self { run, ino, offset: start.wrapping_sub(r.offset), delta }
-    }
-    /// Notes the change.
-    pub(super) fn note(&self, h: &mut Handle<'_>, subvol: TreeId) -> Result<()> {
-        let (at, len, ino) = (self.run.start, self.run.len, self.ino.0);
-        match self.delta {
-            Delta::Create => h.create_data(at, len, subvol, ino, self.offset),
-            Delta::Add => h.add_data_ref(at, len, subvol, ino, self.offset),
-            Delta::Drop => h.drop_data_ref(at, len, subvol, ino, self.offset),
-        }
-    }
-}
-
-/// Checksums of logged data, by sector.
-#[derive(Debug, Default)]
-pub(super) struct Sums(BTreeMap<Logical, Vec<u8>>);
-
-impl Sums {
-    /// Takes those of another log as well. For sectors that both have, they are the same.
-    pub(super) fn take(&mut self, others: &mut Self) {
-        self.0.append(&mut others.0);
-    }
-    /// Notes all of them, neighbours together.
-    pub(super) fn note(self, h: &mut Handle<'_>) {
-        const SECTORS: usize = 4096;
-        let mut run: Option<(Logical, Vec<u8>, Logical, usize)> = None;
-        for (at, sum) in self.0 {
-            match &mut run {
-                Some((_, sums, end, n)) if *end == at && *n < SECTORS => {
-                    sums.extend_from_slice(&sum);
-                    (*end, *n) = (at.plus(SECTOR), *n + 1);
-                }
-                _ => {
-                    if let Some((start, sums, ..)) = run.replace((at, sum, at.plus(SECTOR), 1)) {
-                        h.add_csums(start, sums);
-                    }
-                }
-            }
-        }
-        if let Some((start, sums, ..)) = run {
-            h.add_csums(start, sums);
-        }
-    }
-}
-
-/// Extents that only the log knew, and whose space is taken now.
-#[derive(Debug, Default)]
-pub(super) struct Claims(HashSet<Run>);
-
-impl Claims {
-    /// Makes sure that an extent's space belongs to it. True if the space was free before, so that
-    /// the extent has to be recorded.
-    fn claim(&mut self, core: &Core, run: Run) -> Result<bool> {
-        if self.0.contains(&run) {
-            return Ok(false);
-        }
-        let key = Key::new(run.start, KeyType::EXTENT_ITEM, run.len);
-        let extents = core.roots.extent.version(core.epochs.enter());
-        if extents.get(&key)?.is_some() {
-            return Ok(false);
-        }
-        let mut none = core.space.accounts.empty(SpaceKind::Data);
-        if !core.space.groups.take_exact(run, &mut none)? {
-            let what = format!("its extent of {} bytes is in use as something else", run.len);
-            return Err(super::source::damaged(Place::block(run.start), what));
-        }
-        self.0.insert(run);
-        Ok(true)
-    }
-}
+use larder_format::{FileOffset, Key, Logical, ObjectId};
+use std::ops::Range;
 
 /// Parses an extent item, with the checks that replaying needs, and returns where its range ends.
 fn parse(key: Key, data: &[u8]) -> larder_format::FormatResult<(FileExtent<'_>, u64)> {
@@ -125,8 +31,9 @@ fn parse(key: Key, data: &[u8]) -> larder_format::FormatResult<(FileExtent<'_>, 
 }
 
 impl Replay<'_> {
-    /// Removes `start..end` of a file, in whole sectors.
-    pub(super) fn cut(&mut self, ino: ObjectId, start: u64, end: u64) -> Result<()> {
+    /// Removes a range of a file, in whole sectors.
+    pub(super) fn cut(&mut self, ino: ObjectId, range: Range<u64>) -> Result<()> {
+        let (start, end) = (range.start, range.end);
         let key = |at: u64| extent_data_key(ino, FileOffset(at));
         let before = self.tree.last(key(0), key(start))?;
         let mut next = Some(before.map_or(key(start), |(key, _)| key));
@@ -186,7 +93,7 @@ impl Replay<'_> {
         {
             return Ok(());
         }
-        self.cut(ino, key.offset, end)?;
+        self.cut(ino, key.offset..end)?;
         let (bytes, compression) = match &extent {
             FileExtent::Inline(i) => (i.ram_bytes, i.compression),
             FileExtent::Stored(r) if r.is_hole() => {

@@ -1,54 +1,32 @@
 //! `fsync`: a file's data first, then the log.
 
-use super::{OnSynced, Synced, sync, sync_then};
+use super::write::sync;
 use crate::api::may_wait;
+use crate::completion::Completion;
 use crate::engine::{Core, Inode};
 use crate::error::Result;
 use crate::file::fsync_data;
+use crate::watch::Logging;
 use std::sync::Arc;
 
-/// Makes one inode durable: data, metadata and names.
+/// Makes one inode durable, its data, metadata and names, and tells `done` then. This thread waits
+/// for the inode's data to be written, and for nothing that other threads do.
 ///
-/// # Errors
-/// `DataLost` while data of the file could not be written; `ReadOnly` after a failed commit;
-/// `WouldBlock`.
-pub(crate) fn fsync(core: &Core, inode: &Arc<Inode>, _data_only: bool) -> Result<()> {
+/// `done` is told `DataLost` while data of the file could not be written, although the rest is made
+/// durable all the same; `ReadOnly` after a failed commit; `WouldBlock`.
+pub(crate) fn fsync(core: &Arc<Core>, inode: &Arc<Inode>, done: Completion) {
     if core.read_only.is_some() {
-        return Ok(());
-    }
-    may_wait()?;
-    let flushed = fsync_data(core, inode);
-    let _logging = crate::watch::Logging::begin();
-    provoke(core, inode)?;
-    sync(core, inode)?;
-    flushed
-}
-
-/// As [`fsync`], but does not wait for a batch that another thread writes. `then` is told the
-/// result.
-pub(crate) fn fsync_then(core: &Arc<Core>, inode: &Arc<Inode>, then: OnSynced) {
-    if core.read_only.is_some() {
-        return then(Synced::Done(Ok(())));
+        return done.complete(Ok(()));
     }
     if let Err(e) = may_wait() {
-        return then(Synced::Done(Err(e)));
+        return done.complete(Err(e));
     }
-    let flushed = fsync_data(core, inode);
-    let _logging = crate::watch::Logging::begin();
-    if let Err(e) = provoke(core, inode) {
-        return then(Synced::Done(Err(e)));
+    let done = done.after(fsync_data(core, inode));
+    let _logging = Logging::begin();
+    match provoke(core, inode) {
+        Ok(()) => sync(core, inode, done),
+        Err(e) => done.complete(Err(e)),
     }
-    let then = match flushed {
-        Ok(()) => then,
-        // The rest is made durable all the same.
-        Err(e) => Box::new(move |synced| {
-            then(match synced {
-                Synced::Done(Err(worse)) => Synced::Done(Err(worse)),
-                Synced::Done(Ok(())) | Synced::Commit(_) => Synced::Done(Err(e)),
-            });
-        }),
-    };
-    sync_then(core, inode, then);
 }
 
 /// Changes what a test that breaks the engine has to notice.

@@ -11,6 +11,9 @@
 //! |---|---|
 //! | `source` | where a log's nodes are, and how it is read |
 //! | `overlay` | how changes of a subvolume are kept until all of them are known |
+//! | `references` | which names an item has that refers from an inode to its directories |
+//! | `logged_data` | which space, references and checksums logged data asks for |
+//! | `inodes` | what the steps work on, and what is known of each inode |
 //! | `names` | how logged names, references and ranges of deletion become entries |
 //! | `extents` | how logged extents and checksums become those of files |
 //! | `subvolume` | the order of the steps, and what an inode becomes |
@@ -25,17 +28,18 @@
 
 mod extents;
 mod fsync;
+mod inodes;
+mod logged_data;
 mod names;
 mod overlay;
+mod references;
 mod replay;
 mod source;
 mod subvolume;
 mod write;
 
-pub(crate) use fsync::{fsync, fsync_then};
+pub(crate) use fsync::fsync;
 pub(crate) use replay::replay;
 pub(crate) use write::TxnLog;
 #[cfg(test)]
 pub(crate) use write::lead_after_giving_up;
-pub use write::{OnSynced, Synced, Unlogged};
-use write::{sync, sync_then};

@@ -7,41 +7,16 @@
 //!
 //! Entries of subvolumes are never touched: an operation that changes one commits.
 
-use super::subvolume::{Replay, range};
+use super::inodes::{Replay, range};
+use super::references::{Reference, references};
 use crate::error::{Error, Place, Result};
 use larder_format::items::dir::{find_entry, is_plain_name, remove_entry, single_entry};
 use larder_format::items::inode_ref::{find_extref, find_ref, remove_extref, remove_ref};
 use larder_format::items::keys::{
     dir_index_key, dir_item_key, inode_extref_key, inode_key, inode_ref_key,
 };
-use larder_format::items::{
-    DirEntryRef, DirLogIndex, ExtRef, ExtRefs, FileType, InodeRef, InodeRefs,
-};
+use larder_format::items::{DirEntryRef, DirLogIndex, ExtRef, FileType, InodeRef};
 use larder_format::{Key, KeyType, ObjectId};
-
-/// A name as it is in a reference.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Reference {
-    pub(super) dir: ObjectId,
-    pub(super) index: u64,
-    pub(super) name: Vec<u8>,
-}
-
-/// The names that an INODE_REF or INODE_EXTREF has.
-///
-/// # Errors
-/// The item is not one.
-pub(super) fn references(key: Key, data: &[u8]) -> larder_format::FormatResult<Vec<Reference>> {
-    if key.kind == KeyType::INODE_REF {
-        let dir = ObjectId(key.offset);
-        let one = |r: InodeRef<'_>| Reference { dir, index: r.index, name: r.name.to_vec() };
-        InodeRefs::new(data).map(|r| r.map(one)).collect()
-    } else {
-        let one =
-            |r: ExtRef<'_>| Reference { dir: r.parent, index: r.index, name: r.name.to_vec() };
-        ExtRefs::new(data).map(|r| r.map(one)).collect()
-    }
-}
 
 fn name_bytes(name: &[u8]) -> i64 {
     i64::try_from(2 * name.len()).expect("names are short")

@@ -1,6 +1,6 @@
 //! Replaying: from a superblock with a log to one without it.
 
-use super::extents::{Claims, Sums};
+use super::logged_data::{Claims, Sums};
 use super::source::{Log, damaged};
 use super::subvolume::{Outcome, work_out};
 use crate::engine::Core;

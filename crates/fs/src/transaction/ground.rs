@@ -10,6 +10,7 @@
 
 use crate::api::{OpenOptions, Timestamp};
 use crate::budget::Budget;
+use crate::completion::{self, Completion};
 use crate::error::{Error, Result};
 use crate::space::alloc::{Allocator, Pinned};
 use crate::space::extent_tree::ExtentFeatures;
@@ -196,26 +197,30 @@ impl Ground {
         bytes[8..].copy_from_slice(&half(1));
         *uuid::Builder::from_random_bytes(bytes).as_uuid().as_bytes()
     }
-    /// Makes everything durable that was changed before the call. The caller has written delayed
-    /// data back before.
-    pub(crate) fn commit(&self) -> Result<()> {
+    /// Makes everything durable that was changed before the call, and tells `done` then. The caller
+    /// has written delayed data back before.
+    pub(crate) fn when_committed(&self, done: Completion) {
         match self.txns.request() {
             Some(generation) if !fault!(self.options.tuning, FsyncDoesNotWait) => {
-                self.txns.wait(generation)
+                self.txns.when_published(generation, done);
             }
-            _ => match self.txns.failure() {
+            _ => done.complete(match self.txns.failure() {
                 Some(why) => Err(Error::ReadOnly(Some(why))),
                 None => Ok(()),
-            },
+            }),
         }
     }
-    /// Makes a transaction durable that is the running one or was.
-    pub(crate) fn commit_of(&self, generation: Generation) -> Result<()> {
+    /// Makes a transaction durable that is the running one or was, and tells `done` then.
+    pub(crate) fn when_committed_up_to(&self, generation: Generation, done: Completion) {
         if fault!(self.options.tuning, FsyncDoesNotWait) {
-            return Ok(());
+            return done.complete(Ok(()));
         }
         self.txns.request_up_to(generation);
-        self.txns.wait(generation)
+        self.txns.when_published(generation, done);
+    }
+    /// As [`when_committed`](Self::when_committed), and waits for it.
+    pub(crate) fn commit(&self) -> Result<()> {
+        completion::wait_for(|done| self.when_committed(done))
     }
     /// A long operation has left its transaction and is about to join another.
     pub(crate) fn step_done(&self) -> Result<()> {

@@ -1,8 +1,10 @@
 //! The state machine of transactions: joining, sealing, waiting.
 //!
 //! One mutex guards the state machine and nothing else. It is held for a few instructions at a
-//! time.
+//! time. A caller that needs a transaction to be durable leaves a [`Completion`], which the
+//! publication completes.
 
+use crate::completion::{self, Completion};
 use crate::error::{Error, Result};
 use crate::lock::{self, Joined, Mutex, RwLock};
 use crate::space::alloc::{ChunkNotes, ChunkOutcome, Running};
@@ -11,6 +13,7 @@ use crate::transaction::{Gathered, Txn};
 use crate::tree::{EditStop, Root};
 use larder_format::Generation;
 use parking_lot::Condvar;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -38,6 +41,8 @@ struct TransactionsState {
     handles: u64,
     sealing: bool,
     published: Generation,
+    /// Callers that wait until a transaction is published.
+    waiters: BTreeMap<Generation, Vec<Completion>>,
     /// The last transaction that a commit was asked for.
     wanted: Generation,
     failed: Option<String>,
@@ -71,7 +76,7 @@ pub(crate) struct Transactions {
     state: Mutex<TransactionsState, lock::Transactions>,
     /// Has writing ended? Then `state` says why.
     ended: AtomicBool,
-    /// Something has changed that joining operations, waiters or the committer may be waiting for.
+    /// Something has changed that joining operations or the committer may be waiting for.
     changed: Condvar,
     view: RwLock<RefsView, lock::View>,
     /// Makes what the rooms above gather in a transaction.
@@ -113,6 +118,7 @@ impl Transactions {
                 handles: 0,
                 sealing: false,
                 published,
+                waiters: BTreeMap::new(),
                 wanted: published,
                 failed: None,
                 stop: false,
@@ -240,27 +246,28 @@ impl Transactions {
             self.changed.notify_all();
         }
     }
+    /// Tells `done` when `generation` is published, or `ReadOnly` when writing has ended before
+    /// that.
+    pub(crate) fn when_published(&self, generation: Generation, done: Completion) {
+        let mut state = self.state.lock();
+        let outcome = match &state.failed {
+            _ if state.published >= generation => Ok(()),
+            Some(why) => Err(Error::ReadOnly(Some(why.clone()))),
+            None => {
+                self.stats.waits.fetch_add(1, Ordering::Relaxed);
+                state.waiters.entry(generation).or_default().push(done);
+                return;
+            }
+        };
+        drop(state);
+        done.complete(outcome);
+    }
     /// Waits until `generation` is published.
     ///
     /// # Errors
-    /// `ReadOnly` when writing has ended before that.
+    /// `ReadOnly` when writing has ended before that; `WouldBlock`.
     pub(crate) fn wait(&self, generation: Generation) -> Result<()> {
-        lock::must_hold_none_from::<Joined>();
-        let mut state = self.state.lock();
-        let mut waits = false;
-        loop {
-            if state.published >= generation {
-                return Ok(());
-            }
-            if let Some(why) = &state.failed {
-                return Err(Error::ReadOnly(Some(why.clone())));
-            }
-            crate::api::may_wait()?;
-            if !std::mem::replace(&mut waits, true) {
-                self.stats.waits.fetch_add(1, Ordering::Relaxed);
-            }
-            self.changed.wait(state.inner());
-        }
+        completion::wait_for(|done| self.when_published(generation, done))
     }
 
     /// Waits for work for the committer. `None` means: stop.
@@ -333,24 +340,31 @@ impl Transactions {
         view.sealed = None;
         state.published = generation;
         swap();
+        let later = state.waiters.split_off(&generation.next());
+        let served = std::mem::replace(&mut state.waiters, later);
         self.stats.commits.fetch_add(1, Ordering::Relaxed);
-        self.changed.notify_all();
+        drop(state);
+        drop(view);
+        served.into_values().flatten().for_each(|done| done.complete(Ok(())));
     }
     /// Ends writing for good. Every waiter, now and later, gets `why`.
     pub(crate) fn fail(&self, why: &str) {
-        let mut state = self.state.lock();
         tracing::error!("file system turned read-only: {why}");
-        // A seal that waits for handles goes on waiting for them, so a handle that leaves must wake
-        // it.
-        state.failed.get_or_insert_with(|| why.to_owned());
-        self.ended.store(true, Ordering::Release);
-        self.changed.notify_all();
+        self.end(why);
     }
     /// Ends writing without calling it a failure: the file system has been closed.
     pub(crate) fn end(&self, why: &str) {
-        self.state.lock().failed.get_or_insert_with(|| why.to_owned());
+        let mut state = self.state.lock();
+        // A seal that waits for handles goes on waiting for them, so a handle that leaves must wake
+        // it.
+        let why = state.failed.get_or_insert_with(|| why.to_owned()).clone();
         self.ended.store(true, Ordering::Release);
+        let waiters = std::mem::take(&mut state.waiters);
         self.changed.notify_all();
+        drop(state);
+        for done in waiters.into_values().flatten() {
+            done.complete(Err(Error::ReadOnly(Some(why.clone()))));
+        }
     }
     /// Tells the committer to end once no commit is wanted any more.
     pub(crate) fn stop(&self) {

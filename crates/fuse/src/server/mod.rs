@@ -3,7 +3,7 @@
 //! There is one file per group of operations. Every answer is made of as few engine calls as
 //! possible. On a queue's thread at most one of them changes something: there the engine refuses to
 //! wait *before* it changes anything, and the whole request starts again on a worker. Requests that
-//! change several things, or always wait, go to a worker directly.
+//! change several things, or always wait, go to a worker directly ([`Server::service`]).
 //!
 //! A server answers one mount; all mounts of the same file system are its
 //! [group](crate::mount_group).
@@ -30,7 +30,7 @@ use cached::CachedFiles;
 
 use crate::deferred::DeferredReply;
 use crate::errno::Errno;
-use crate::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request};
+use crate::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request, Service};
 use crate::helper::MountHelper;
 use crate::mount::{MountOptions, Mounted};
 use crate::mount_group::{Member, MountGroup};
@@ -40,7 +40,7 @@ use crate::records::{self, settled};
 use crate::stats::Stats;
 use crate::transport::{Ready, ServeError};
 use crate::{acl, acl::Acl};
-use larder_fs::{Attr, Error, FileKind, Filesystem, InodeId, Synced};
+use larder_fs::{Attr, Completion, Error, FileKind, Filesystem, InodeId};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -109,20 +109,6 @@ pub struct Server {
     helper: Option<MountHelper>,
 }
 
-/// Requests that always wait, or change several things and so must not start over half-way.
-fn belongs_to_a_worker(opcode: Opcode) -> bool {
-    matches!(
-        opcode,
-        Opcode::Fsync
-            | Opcode::Fsyncdir
-            | Opcode::Syncfs
-            | Opcode::Destroy
-            | Opcode::Ioctl
-            | Opcode::CopyFileRange
-            | Opcode::CopyFileRange64
-    )
-}
-
 impl Handler for Server {
     fn handle(
         &self,
@@ -134,42 +120,30 @@ impl Handler for Server {
             return answer;
         }
         match context {
-            ExecContext::Queue if belongs_to_a_worker(request.opcode) => Err(Failure::Wait),
             ExecContext::Queue => larder_fs::no_wait(|| self.answer(request, reply, context)),
             _ => self.answer(request, reply, context),
         }
     }
 
-    fn defers_reply(&self, opcode: Opcode) -> bool {
-        matches!(opcode, Opcode::Fsync | Opcode::Fsyncdir)
+    /// Some requests always wait, or change several things and so must not start over half-way.
+    fn service(&self, opcode: Opcode) -> Service {
+        match opcode {
+            Opcode::Fsync | Opcode::Fsyncdir => Service::Deferred,
+            Opcode::Syncfs
+            | Opcode::Destroy
+            | Opcode::Ioctl
+            | Opcode::CopyFileRange
+            | Opcode::CopyFileRange64 => Service::Worker,
+            _ => Service::Queue,
+        }
     }
 
     fn handle_deferred(&self, request: &Request<'_>, deferred: DeferredReply) {
-        let how = request.arg::<proto::FsyncIn>();
-        let (how, id) = match (how, self.me.nodes.id(request.header.node())) {
-            (Ok(how), Some(id)) => (how, id),
-            (Err(e), _) => return deferred.answer(Err(e)),
-            (_, None) => return deferred.answer(Err(Errno::STALE)),
-        };
-        let fs = Arc::clone(&self.fs);
-        if self.is_shared(id) {
-            let work =
-                move || fs.fsync(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0).map_err(number);
-            // The kernel keeps directories locked meanwhile. And names are announced before their
-            // change is answered.
-            return if request.opcode == Opcode::Fsync {
-                self.after_announcements(move || deferred.work(work));
-            } else {
-                deferred.work(work);
-            };
+        let id = self.me.nodes.id(request.header.node()).ok_or(Errno::STALE);
+        match request.arg::<proto::FsyncIn>().and_then(|how| Ok((how, id?))) {
+            Ok((how, id)) => self.fsync(id, how, request.opcode, deferred),
+            Err(e) => deferred.answer(Err(e)),
         }
-        let then = move |synced| match synced {
-            Synced::Done(done) => deferred.answer(done.map_err(number)),
-            Synced::Commit(unlogged) => {
-                deferred.work(move || fs.finish_fsync(unlogged).map_err(number))
-            }
-        };
-        self.fs.fsync_then(id, how.fsync_flags & proto::FSYNC_DATASYNC != 0, Box::new(then));
     }
 
     /// A sync gives back the space of files that were deleted before it and are not in use.
@@ -294,6 +268,21 @@ impl Server {
             Opcode::Ioctl => self.ioctl(here()?, request, reply, context),
             _ => Err(Errno::NOSYS.into()),
         }
+    }
+
+    /// Makes an inode durable. The engine answers when it is.
+    fn fsync(&self, id: InodeId, how: proto::FsyncIn, opcode: Opcode, deferred: DeferredReply) {
+        let (fs, data_only) = (Arc::clone(&self.fs), how.fsync_flags & proto::FSYNC_DATASYNC != 0);
+        let begin = move |deferred: DeferredReply| {
+            let done = Completion::new(move |synced| deferred.answer(synced.map_err(number)));
+            fs.fsync_then(id, data_only, done);
+        };
+        // The kernel keeps a directory locked meanwhile, so that one waits for no announcements.
+        // And names are announced before their change is answered.
+        if opcode == Opcode::Fsync && self.is_shared(id) {
+            return self.after_announcements(move || deferred.on_worker(begin));
+        }
+        begin(deferred);
     }
 
     /// The kernel waits for this reply before umount returns: everything becomes durable now.

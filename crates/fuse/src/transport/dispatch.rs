@@ -7,7 +7,7 @@
 use super::{dev_fuse, drain, uring};
 use crate::deferred::DeferredReply;
 use crate::errno::Errno;
-use crate::handler::{ExecContext, Failure, Handler, Reply, Request};
+use crate::handler::{ExecContext, Failure, Handler, Reply, Request, Service};
 use crate::mount::Mounted;
 use crate::proto::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, NodeId, Opcode};
 use crate::stats::Stats;
@@ -164,8 +164,9 @@ impl<H: Handler> Dispatch<H> {
         self.stats.request(header.opcode);
     }
 
-    /// Answers a request into `out`. Returns the bytes of the body, or why there is none. A panic
-    /// of the handler becomes EIO.
+    /// Answers a request into `out`. Returns the bytes of the body, or why there is none: a request
+    /// of a kind that is not served on a queue's thread has to wait there. A panic of the handler
+    /// becomes EIO.
     pub(crate) fn answer(
         self: &Arc<Self>,
         raw: RawRequest<'_>,
@@ -175,6 +176,10 @@ impl<H: Handler> Dispatch<H> {
         let Some(opcode) = Opcode::from_number(raw.header.opcode) else {
             return Err(Failure::Errno(Errno::NOSYS));
         };
+        if context == ExecContext::Queue && self.handler.service(opcode) != Service::Queue {
+            self.stats.deferral();
+            return Err(Failure::Wait);
+        }
         let request = Request { header: raw.header, opcode, arg: raw.arg, data: raw.data };
         if context != ExecContext::Queue && self.handler.comes_after_forgets(&request) {
             self.wait_for_forgets();
@@ -251,7 +256,7 @@ impl<H: Handler> Dispatch<H> {
     pub(crate) fn defers_reply(&self, header: &InHeader, context: ExecContext) -> bool {
         let opcode = Opcode::from_number(header.opcode);
         context == ExecContext::Worker
-            && opcode.is_some_and(|opcode| self.handler.defers_reply(opcode))
+            && opcode.is_some_and(|opcode| self.handler.service(opcode) == Service::Deferred)
     }
 
     /// Lets the handler answer a request through `send`, now or later.

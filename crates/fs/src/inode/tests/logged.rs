@@ -1,8 +1,13 @@
 //! What an `fsync` costs, and when it has to be a commit.
 
-use super::{World, new};
+use super::{Memory, World, new, options};
+use crate::mkfs::{MkfsOptions, mkfs};
 use crate::older::{LogCopies, LogEntry, LogStart};
-use crate::{FileKind, Filesystem, LogStats, Tuning};
+use crate::{Error, FileKind, Filesystem, LogStats, Tuning};
+use larder_format::Physical;
+use larder_volume::Device;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn log(w: &World) -> LogStats {
     w.fs.stats().log
@@ -145,6 +150,67 @@ fn a_log_that_was_given_up_is_not_written_any_more() {
     w.fs.fsync(f, false).unwrap();
     assert_eq!(w.fs.stats().commits, commits + 1);
     assert_eq!(content(&cut(&w), "g"), b"something");
+}
+
+/// A device whose reads can be made to fail.
+#[derive(Debug)]
+struct Unreadable {
+    memory: Arc<Memory>,
+    fails: AtomicBool,
+}
+
+impl Device for Unreadable {
+    fn name(&self) -> String {
+        self.memory.name()
+    }
+    fn size(&self) -> u64 {
+        self.memory.size()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> std::io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(std::io::Error::other("as a test"));
+        }
+        self.memory.read_at(at, buf)
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> std::io::Result<()> {
+        self.memory.write_at(at, data)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.memory.flush()
+    }
+}
+
+#[test]
+fn an_fsync_after_one_that_could_not_read_has_everything() {
+    let device =
+        Arc::new(Unreadable { memory: Memory::new(256 << 20), fails: AtomicBool::new(false) });
+    mkfs(&*device, &MkfsOptions::default()).unwrap();
+    let fs = Filesystem::open(device.clone(), options()).unwrap();
+    // The extents of each fill several leaves.
+    let [f, _] = [b"f", b"g"].map(|name| {
+        let id = fs.create(fs.root(), name, &new(FileKind::Regular)).unwrap().id;
+        for n in 0..600 {
+            fs.write(id, n * 8192, &[1; 4096]).unwrap();
+        }
+        id
+    });
+    fs.close().unwrap();
+    let fs = Filesystem::open(device.clone(), options()).unwrap();
+    fs.write(f, 0, &[2; 4096]).unwrap();
+    crate::file::fsync_data(&fs.core, &fs.core.inode(f).unwrap()).unwrap();
+    // The last leaf of its extents has not been read yet.
+    device.fails.store(true, Ordering::Relaxed);
+    assert!(matches!(fs.fsync(f, false), Err(Error::Volume(_))));
+    device.fails.store(false, Ordering::Relaxed);
+    fs.write(f, 8192, &[3; 4096]).unwrap();
+    fs.fsync(f, false).unwrap();
+    let w = World { device: device.memory.clone(), fs };
+    let there = content(&cut(&w), "f");
+    let has = |at: usize, byte: u8| there[at..at + 4096].iter().all(|b| *b == byte);
+    assert!(has(0, 2) && has(8192, 3) && has(16384, 1));
 }
 
 #[test]

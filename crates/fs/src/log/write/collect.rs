@@ -99,7 +99,7 @@ pub(super) fn collect(
     inode: &Arc<Inode>,
     txn: &Txn,
     item: InodeItem,
-    mut ranges: Vec<(u64, u64)>,
+    ranges: Vec<(u64, u64)>,
     versions: &Pair,
 ) -> Result<Contribution> {
     let mut out = Contribution {
@@ -110,67 +110,92 @@ pub(super) fn collect(
         sums: BTreeMap::new(),
         shares: inode.last_reflink.load(Ordering::Acquire) >= txn.generation.0,
     };
-    match inode.kind {
-        FileKind::Regular => {}
-        FileKind::Symlink => ranges = vec![(0, SECTOR)],
+    let ranges = match inode.kind {
+        FileKind::Regular => ranges,
+        FileKind::Symlink => vec![(0, SECTOR)],
         _ => return Ok(out),
-    }
+    };
     let size = ceil(item.size.get().min(MAX_FILE_SIZE));
-    // Replaying cuts a file behind its end. What is preallocated there comes back only from the
-    // log.
-    ranges.push((size, MAX_FILE_SIZE + 1));
-    ranges.sort_unstable();
-    let (mut reached, mut items) = (0, 0);
-    for (start, end) in ranges {
-        let (start, end) = (floor(start).max(reached), ceil(end));
-        if start >= end {
-            continue;
-        }
-        let changed = changed_range(versions, inode, (start, end), size, txn.generation)?;
-        items += changed.items.len();
-        if items > MOST_ITEMS {
-            return Err(NotLogged::Commit(Cause::TooMuch));
-        }
-        reached = changed.end;
-        out.changed_ranges.push(changed);
-    }
+    out.changed_ranges = changed_ranges(versions, inode, ranges, size, txn.generation)?;
     let mut incompat = 0;
     for (key, data) in out.changed_ranges.iter().flat_map(|w| &w.items) {
-        let extent = parse(inode, *key, data)?;
-        let FileExtent::Stored(r) = extent else {
-            if let FileExtent::Inline(inline) = extent {
-                incompat |= crate::file::property::incompat(inline.compression).bits();
+        let compression = match parse(inode, *key, data)? {
+            FileExtent::Inline(inline) => inline.compression,
+            FileExtent::Stored(r) if r.is_hole() => continue,
+            FileExtent::Stored(r) => {
+                add_data(core, inode, txn, &r, out.shares, &mut out.sums)?;
+                r.compression
             }
-            continue;
         };
-        if r.is_hole() {
-            continue;
-        }
-        incompat |= crate::file::property::incompat(r.compression).bits();
-        if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
-            return Err(NotLogged::Commit(Cause::NewChunk));
-        }
-        if out.shares && !fault!(core.options.tuning, LogPreallocated) && is_filled(txn, inode, &r)
-        {
-            return Err(NotLogged::Commit(Cause::Preallocated));
-        }
-        if r.kind == ExtentKind::Regular && !fault!(core.options.tuning, LogNoCsums) {
-            let all = sums(core, txn, &r, out.shares, &mut out.sums);
-            let summed = !inode.flags().contains(InodeFlags::NODATASUM);
-            if !all
-                && summed
-                && r.generation == txn.generation
-                && !fault!(core.options.tuning, LogOlderCsums)
-            {
-                older_sums(core, txn, &r, out.shares, &mut out.sums)?;
-            }
-        }
+        incompat |= crate::file::property::incompat(compression).bits();
     }
     let has = Incompat::from_bits_retain(core.superblock.lock().incompat_flags.get());
     if !has.contains(Incompat::from_bits_retain(incompat)) {
         return Err(NotLogged::Commit(Cause::Feature));
     }
     Ok(out)
+}
+
+/// What a file has in the ranges that have changed. These may overlap.
+fn changed_ranges(
+    versions: &Pair,
+    inode: &Inode,
+    mut ranges: Vec<(u64, u64)>,
+    size: u64,
+    generation: Generation,
+) -> Result<Vec<ChangedRange>> {
+    // Replaying cuts a file behind its end. What is preallocated there comes back only from the
+    // log.
+    ranges.push((size, MAX_FILE_SIZE + 1));
+    ranges.sort_unstable();
+    let (mut reached, mut items, mut found) = (0, 0, Vec::new());
+    for (start, end) in ranges {
+        let (start, end) = (floor(start).max(reached), ceil(end));
+        if start >= end {
+            continue;
+        }
+        let changed = changed_range(versions, inode, (start, end), size, generation)?;
+        items += changed.items.len();
+        if items > MOST_ITEMS {
+            return Err(NotLogged::Commit(Cause::TooMuch));
+        }
+        reached = changed.end;
+        found.push(changed);
+    }
+    Ok(found)
+}
+
+/// Adds the checksums of the data that an extent item has.
+///
+/// # Errors
+/// Reading or corruption; data that a log cannot have.
+fn add_data(
+    core: &Core,
+    inode: &Inode,
+    txn: &Txn,
+    r: &ExtentRecord,
+    shares: bool,
+    out: &mut BTreeMap<Logical, Vec<u8>>,
+) -> Result<()> {
+    if core.space.groups.find(r.disk_bytenr).is_none_or(|g| g.created_in() >= txn.generation) {
+        return Err(NotLogged::Commit(Cause::NewChunk));
+    }
+    if shares && !fault!(core.options.tuning, LogPreallocated) && is_filled(txn, inode, r) {
+        return Err(NotLogged::Commit(Cause::Preallocated));
+    }
+    if r.kind != ExtentKind::Regular || fault!(core.options.tuning, LogNoCsums) {
+        return Ok(());
+    }
+    let all = sums(core, txn, r, shares, out);
+    let summed = !inode.flags().contains(InodeFlags::NODATASUM);
+    if !all
+        && summed
+        && r.generation == txn.generation
+        && !fault!(core.options.tuning, LogOlderCsums)
+    {
+        older_sums(core, txn, r, shares, out)?;
+    }
+    Ok(())
 }
 
 fn parse<'a>(inode: &Inode, key: Key, data: &'a [u8]) -> Result<FileExtent<'a>> {

@@ -169,34 +169,48 @@ fn put_sums(
     key: Key,
     data: &[u8],
 ) -> Result<()> {
-    let shares = log.parts;
     core.log.csum_items.fetch_add(1, Ordering::Relaxed);
+    if log.parts {
+        return put_missing_sums(core, log, blocks, key, data);
+    }
     let end = sums_end(core, Logical(key.offset), data);
-    let there = |log: &SubvolLog| {
-        let last = csum_key(Logical(end.0 - 1));
-        let first = log.tree.at_or_before(&csum_key(Logical(0)), &key).map_or(key, |(key, _)| key);
-        log.tree
-            .range(first..=last)
-            .map(|(k, d)| (k.offset, sums_end(core, Logical(k.offset), d).0))
-            .filter(|(_, to)| *to > key.offset)
-            .collect::<Vec<_>>()
-    };
-    if core.options.tuning.log_entry.deletes_sums_first() && !shares {
+    if core.options.tuning.log_entry.deletes_sums_first() {
         // As if another file might have put some there.
-        for at in there(log).iter().map(|(from, _)| csum_key(Logical(*from))) {
+        for (from, _) in sums_in(core, log, key, end) {
+            let at = csum_key(Logical(from));
             log.tree.remove(blocks, at..=at);
         }
-        return log.tree.put(blocks, &key, data);
-    }
-    if !shares {
+    } else {
         debug_assert!(
-            there(log).iter().all(|(from, _)| *from == key.offset),
+            sums_in(core, log, key, end).iter().all(|(from, _)| *from == key.offset),
             "checksums of a log overlap although nothing is shared"
         );
-        return log.tree.put(blocks, &key, data);
     }
+    log.tree.put(blocks, &key, data)
+}
+
+/// Where the log has checksums for data from the address of `key` to `end`, from where to where.
+fn sums_in(core: &Core, log: &SubvolLog, key: Key, end: Logical) -> Vec<(u64, u64)> {
+    let last = csum_key(Logical(end.0 - 1));
+    let first = log.tree.at_or_before(&csum_key(Logical(0)), &key).map_or(key, |(key, _)| key);
+    log.tree
+        .range(first..=last)
+        .map(|(k, d)| (k.offset, sums_end(core, Logical(k.offset), d).0))
+        .filter(|(_, to)| *to > key.offset)
+        .collect()
+}
+
+/// Adds those checksums of an item that the log does not have.
+fn put_missing_sums(
+    core: &Core,
+    log: &mut SubvolLog,
+    blocks: &mut Blocks,
+    key: Key,
+    data: &[u8],
+) -> Result<()> {
     core.log.csums_searched.fetch_add(1, Ordering::Relaxed);
-    let there = there(log);
+    let end = sums_end(core, Logical(key.offset), data);
+    let there = sums_in(core, log, key, end);
     if !there.is_empty() {
         core.log.csums_present.fetch_add(1, Ordering::Relaxed);
     }

@@ -55,17 +55,25 @@ pub(super) fn changed(
     if before.len() > MOST_LEAVES {
         return Ok(None);
     }
-    let (mut a, mut b) = (items(&before, from, to).peekable(), items(&now, from, to).peekable());
+    Ok(Some(differences(items(&before, from, to), items(&now, from, to))))
+}
+
+/// What differs between the sorted items of two versions.
+fn differences<'a>(
+    old: impl Iterator<Item = (Key, &'a [u8])>,
+    new: impl Iterator<Item = (Key, &'a [u8])>,
+) -> Vec<Change> {
+    let (mut old, mut new) = (old.peekable(), new.peekable());
     let mut out = Vec::new();
     loop {
-        let order = match (a.peek(), b.peek()) {
-            (None, None) => break,
+        let order = match (old.peek(), new.peek()) {
+            (None, None) => return out,
             (Some(_), None) => std::cmp::Ordering::Less,
             (None, Some(_)) => std::cmp::Ordering::Greater,
-            (Some((ka, _)), Some((kb, _))) => ka.cmp(kb),
+            (Some((was, _)), Some((is, _))) => was.cmp(is),
         };
-        let was = if order.is_le() { a.next() } else { None };
-        let is = if order.is_ge() { b.next() } else { None };
+        let was = if order.is_le() { old.next() } else { None };
+        let is = if order.is_ge() { new.next() } else { None };
         match (was, is) {
             (Some((_, x)), Some((_, y))) if x == y => {}
             (was, is) => {
@@ -74,7 +82,6 @@ pub(super) fn changed(
             }
         }
     }
-    Ok(Some(out))
 }
 
 /// Have both versions the same root?

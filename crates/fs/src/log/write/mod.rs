@@ -7,6 +7,8 @@
 //!
 //! | module | decision it hides |
 //! |---|---|
+//! | `sync` | what an `fsync` has to wait for, and that no thread does |
+//! | `contribute` | which changes of an inode are in which log, and which only a commit has |
 //! | `collect` | what is logged of an inode's content, in the caller, in parallel |
 //! | `names` | what has to be logged together with an inode, so that its names come out right |
 //! | `above` | when what leads to a subvolume needs a commit |
@@ -19,7 +21,7 @@
 //! | `batch` | how one leader writes the log for all callers, and when it is durable |
 //!
 //! The caller writes the inode's delayed data back, takes both versions, collects what the inode's
-//! content needs, and joins the batch of its transaction. One of the waiters is the *leader*. It
+//! content needs, and joins the batch of its transaction. One of the callers is the *leader*. It
 //! takes all contributions, works out the names, edits the log, writes the nodes, and makes them
 //! durable with the last published superblock plus the log. `docs/LOG.md` describes this step by
 //! step, and says when `fsync` has to commit ([`Cause`] counts the reasons).
@@ -29,16 +31,18 @@ mod batch;
 mod blocks;
 mod collect;
 mod content;
+mod contribute;
 mod diff;
 mod names;
 mod older;
 mod queue;
+mod sync;
 mod tree;
 
+pub(crate) use batch::TxnLog;
 #[cfg(test)]
 pub(crate) use batch::lead_after_giving_up;
-pub use batch::{OnSynced, Synced, Unlogged};
-pub(crate) use batch::{TxnLog, sync, sync_then};
+pub(crate) use sync::sync;
 
 use crate::engine::fsyncs::Cause;
 use crate::error::Error;

@@ -20,7 +20,7 @@ use super::{Cause, NotLogged, Result};
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place};
 use crate::file::ceil;
-use crate::log::names::{Reference, references};
+use crate::log::references::{Reference, references};
 use crate::tree::Version;
 use larder_format::items::dir::{find_entry, single_entry};
 use larder_format::items::inode::{S_IFLNK, S_IFMT, S_IFREG};
@@ -175,12 +175,7 @@ impl<'a> Names<'a> {
     /// Logs the names that one inode has, and notes the inodes that these names concern.
     fn follow(&mut self, ino: ObjectId) -> Result<()> {
         if ino == ObjectId(self.subvol.root_dir) {
-            // The root has no name that could change.
-            if self.log.tree.get(&inode_key(ino)).is_some() && self.done.insert(ino) {
-                let (base_head, head) = (Self::head(self.base, ino)?, Self::head(self.now, ino)?);
-                self.attributes(ino, &base_head, &head)?;
-            }
-            return Ok(());
+            return self.follow_root(ino);
         }
         if !self.done.insert(ino) {
             return Ok(());
@@ -196,38 +191,12 @@ impl<'a> Names<'a> {
         if are.is_empty() {
             self.gone(ino)?;
         } else {
-            let is_dir = self.item(self.now, ino)?.is_some_and(|item| item.is_dir());
-            if is_dir || self.asked.contains(&ino) {
-                // The way to inodes that were fsynced, and to directories that moved.
-                self.queue.extend(are.iter().map(|name| name.dir));
-            }
-            if are != were
-                && let Some(inode) = self.subvol.inodes.peek(ino.0)
-            {
-                let state = inode.state.lock();
-                if state.companions.0 == self.now.root.ptr.generation {
-                    self.queue.extend(&state.companions.1);
-                }
-            }
+            self.queue_related(ino, &were, &are)?;
             let logged = self.log.tree.get(&inode_key(ino)).is_some();
             if !logged && are == were {
                 return Ok(());
             }
-            if !self.log.full.contains(&ino) {
-                self.exists(ino)?;
-            }
-            let refs: Vec<_> =
-                head.iter().filter(|(k, _)| k.kind != KeyType::XATTR_ITEM).cloned().collect();
-            self.replace(items_of(ino, KeyType::INODE_REF, KeyType::INODE_EXTREF), &refs)?;
-            self.attributes(ino, &base_head, &head)?;
-            if let Some(mut item) = self.logged_item(ino)? {
-                let links =
-                    if item.is_dir() { 1 } else { u32::try_from(are.len()).unwrap_or(u32::MAX) };
-                if item.nlink.get() != links {
-                    item.nlink = links.into();
-                    self.put(&inode_key(ino), item.as_bytes())?;
-                }
-            }
+            self.log_names(ino, &base_head, &head, &are)?;
             for name in are.iter().filter(|name| !were.contains(name)) {
                 self.won(ino, name)?;
             }
@@ -239,6 +208,60 @@ impl<'a> Names<'a> {
             if !are.contains(name) {
                 self.lost(name)?;
             }
+        }
+        Ok(())
+    }
+    /// The root has no name that could change.
+    fn follow_root(&mut self, ino: ObjectId) -> Result<()> {
+        if self.log.tree.get(&inode_key(ino)).is_none() || !self.done.insert(ino) {
+            return Ok(());
+        }
+        let (base_head, head) = (Self::head(self.base, ino)?, Self::head(self.now, ino)?);
+        self.attributes(ino, &base_head, &head)
+    }
+    /// Queues the inodes that have to be logged because this one is.
+    fn queue_related(
+        &mut self,
+        ino: ObjectId,
+        were: &[Reference],
+        are: &[Reference],
+    ) -> Result<()> {
+        let is_dir = self.item(self.now, ino)?.is_some_and(|item| item.is_dir());
+        if is_dir || self.asked.contains(&ino) {
+            // The way to inodes that were fsynced, and to directories that moved.
+            self.queue.extend(are.iter().map(|name| name.dir));
+        }
+        if are != were
+            && let Some(inode) = self.subvol.inodes.peek(ino.0)
+        {
+            let state = inode.state.lock();
+            if state.companions.0 == self.now.root.ptr.generation {
+                self.queue.extend(&state.companions.1);
+            }
+        }
+        Ok(())
+    }
+    /// Brings an inode into the log, with the names and attributes that it has, and a link count
+    /// that fits them.
+    fn log_names(
+        &mut self,
+        ino: ObjectId,
+        base_head: &[(Key, Vec<u8>)],
+        head: &[(Key, Vec<u8>)],
+        are: &[Reference],
+    ) -> Result<()> {
+        if !self.log.full.contains(&ino) {
+            self.exists(ino)?;
+        }
+        let refs: Vec<_> =
+            head.iter().filter(|(k, _)| k.kind != KeyType::XATTR_ITEM).cloned().collect();
+        self.replace(items_of(ino, KeyType::INODE_REF, KeyType::INODE_EXTREF), &refs)?;
+        self.attributes(ino, base_head, head)?;
+        let Some(mut item) = self.logged_item(ino)? else { return Ok(()) };
+        let links = if item.is_dir() { 1 } else { u32::try_from(are.len()).unwrap_or(u32::MAX) };
+        if item.nlink.get() != links {
+            item.nlink = links.into();
+            self.put(&inode_key(ino), item.as_bytes())?;
         }
         Ok(())
     }

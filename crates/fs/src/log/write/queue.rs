@@ -1,18 +1,21 @@
 //! Which callers wait for which ticket of a log, and how they learn that it is settled.
 //!
-//! Some callers wait with their thread. Any of them can lead. Others have left a call behind
-//! ([`Settled`]) and do other work: so a hundred callers of `fsync` do not cost a hundred threads
-//! that each batch puts to sleep and wakes. They cannot lead. Therefore the leader does not leave
-//! while there are calls: **a call is left behind only while there is a leader.**
+//! A caller leaves a [`Completion`], which is completed where its ticket is settled: by the leader,
+//! or by the committer in a seal. If the log cannot serve the ticket, the completion goes on to the
+//! commit, which completes it ([`leave_to_commit`]). No thread waits for that.
 //!
-//! Calls are made where their ticket is settled, by the leader or by the committer in a seal, with
-//! locks of the log held. So they only pass on the result. They must not wait or call the engine.
+//! Most callers cannot lead, because their threads do other work meanwhile. Therefore the leader
+//! does not leave while there are waiters, unless one of them has a parked thread that leads
+//! instead: **there are waiters only while there is a leader.**
 
 use super::Cause;
 use super::collect::Contribution;
-use parking_lot::Condvar;
+use crate::completion::Completion;
+use crate::engine::Core;
+use crate::error::{Error, Result};
+use larder_format::Generation;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The outcome of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,15 +26,7 @@ pub(super) enum TicketOutcome {
     Commit(Option<Cause>),
 }
 
-/// Called once with the outcome of a ticket.
-pub(super) type Settled = Box<dyn FnOnce(crate::error::Result<TicketOutcome>) + Send>;
-
-enum Waiter {
-    Thread(Arc<Condvar>),
-    Call(Settled),
-}
-
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     /// Contributions that no batch has taken yet, in the order of their tickets. Without those that
     /// their callers have brought in themselves.
@@ -49,38 +44,55 @@ pub(super) struct Queue {
     /// The transaction is sealed.
     pub(super) closed: bool,
     /// The waiters, by ticket, and by a number, because several may wait for one ticket.
-    waiters: BTreeMap<(u64, u64), Waiter>,
+    waiters: BTreeMap<(u64, u64), Completion>,
     next_waiter: u64,
-    /// How many of the waiters are calls.
-    calls: usize,
 }
 
-impl std::fmt::Debug for Queue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue")
-            .field("given", &self.given)
-            .field("taken", &self.taken)
-            .field("durable", &self.durable)
-            .field("refused", &self.refused)
-            .field("waiters", &self.waiters.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// The key of a waiter, as long as it waits.
-pub(super) type Place = (u64, u64);
-
-/// Calls to be made once the queue is unlocked again.
+/// Waiters whose tickets are settled. They are told once the queue is unlocked again.
 #[must_use]
-pub(super) struct Calls(Vec<(Settled, crate::error::Result<TicketOutcome>)>);
+pub(super) struct SettledWaiters(Vec<(Completion, Result<TicketOutcome>)>);
 
-impl Calls {
-    /// Makes the calls.
-    pub(super) fn make(self) {
-        for (call, outcome) in self.0 {
-            call(outcome);
+impl SettledWaiters {
+    /// Tells them. The log is that of the transaction `generation`.
+    pub(super) fn tell(self, core: &Core, generation: Generation) {
+        for (done, outcome) in self.0 {
+            settle(core, generation, done, outcome);
         }
     }
+}
+
+/// Tells one waiter what has become of its ticket, or has the commit tell it.
+pub(super) fn settle(
+    core: &Core,
+    generation: Generation,
+    done: Completion,
+    outcome: Result<TicketOutcome>,
+) {
+    match outcome {
+        Ok(TicketOutcome::Durable) => {
+            core.log.logged.fetch_add(1, Ordering::Relaxed);
+            done.complete(Ok(()));
+        }
+        Ok(TicketOutcome::Commit(cause)) => leave_to_commit(core, generation, cause, done),
+        Err(e) => done.complete(Err(e)),
+    }
+}
+
+/// Asks for the commit of the transaction `generation`, which tells `done`. Without a cause it is
+/// under way already.
+pub(super) fn leave_to_commit(
+    core: &Core,
+    generation: Generation,
+    cause: Option<Cause>,
+    done: Completion,
+) {
+    match cause {
+        Some(cause) => core.log.caused(cause),
+        None => {
+            core.log.sealed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    core.when_committed_up_to(generation, done);
 }
 
 impl Queue {
@@ -100,160 +112,140 @@ impl Queue {
         }
     }
 
-    fn enter(&mut self, ticket: u64, waiter: Waiter) -> Place {
-        let place = (ticket, self.next_waiter);
+    /// A caller waits for a ticket whose outcome is not known.
+    pub(super) fn enter(&mut self, ticket: u64, done: Completion) {
+        self.waiters.insert((ticket, self.next_waiter), done);
         self.next_waiter += 1;
-        self.waiters.insert(place, waiter);
-        place
     }
-    /// A thread is about to wait. It [leaves](Self::leave) afterwards.
-    pub(super) fn enter_thread(&mut self, ticket: u64) -> (Place, Arc<Condvar>) {
-        let me = Arc::new(Condvar::new());
-        (self.enter(ticket, Waiter::Thread(me.clone())), me)
+    /// Is there any waiter?
+    pub(super) fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty()
     }
-    pub(super) fn leave(&mut self, place: Place) {
-        self.waiters.remove(&place);
-    }
-    /// A call is left behind.
-    pub(super) fn enter_call(&mut self, ticket: u64, call: Settled) {
-        self.enter(ticket, Waiter::Call(call));
-        self.calls += 1;
-    }
-    /// Is there a waiter that cannot lead?
-    pub(super) fn has_calls(&self) -> bool {
-        self.calls > 0
+    /// Has the first waiter with a parked thread do what `job` makes for its ticket. False if there
+    /// is none.
+    pub(super) fn lend<J: FnOnce() + Send + 'static>(&self, job: impl FnOnce(u64) -> J) -> bool {
+        let mut job = Some(job);
+        self.waiters.iter().any(|((ticket, _), done)| {
+            done.is_parked() && job.take().is_some_and(|job| done.lend(job(*ticket)))
+        })
     }
 
-    /// Takes out the calls of tickets up to `upto` whose outcome is known.
-    fn take_calls(
+    /// Takes out the waiters of tickets up to `upto` whose outcome is known.
+    fn take(
         &mut self,
         upto: u64,
-        say: impl Fn(&Self, u64) -> Option<crate::error::Result<TicketOutcome>>,
-    ) -> Calls {
-        if self.calls == 0 {
-            return Calls(Vec::new());
-        }
-        let places: Vec<(Place, crate::error::Result<TicketOutcome>)> = self
+        outcome: impl Fn(&Self, u64) -> Option<Result<TicketOutcome>>,
+    ) -> SettledWaiters {
+        let settled: Vec<_> = self
             .waiters
             .range(..=(upto, u64::MAX))
-            .filter(|(_, waiter)| matches!(waiter, Waiter::Call(_)))
-            .filter_map(|(place, _)| Some((*place, say(self, place.0)?)))
+            .filter_map(|(place, _)| Some((*place, outcome(self, place.0)?)))
             .collect();
-        let mut calls = Vec::with_capacity(places.len());
-        for (place, outcome) in places {
-            if let Some(Waiter::Call(call)) = self.waiters.remove(&place) {
-                self.calls -= 1;
-                calls.push((call, outcome));
-            }
-        }
-        Calls(calls)
+        let mut take = |place| self.waiters.remove(&place).expect("it was just there");
+        SettledWaiters(settled.into_iter().map(|(place, o)| (take(place), o)).collect())
     }
-    fn wake_threads(&self, upto: u64) {
-        for waiter in self.waiters.range(..=(upto, u64::MAX)).map(|(_, waiter)| waiter) {
-            if let Waiter::Thread(thread) = waiter {
-                thread.notify_one();
-            }
-        }
+    /// Takes out all waiters whose ticket is settled.
+    pub(super) fn take_settled(&mut self) -> SettledWaiters {
+        self.take(u64::MAX, |queue, ticket| queue.outcome(ticket).map(Ok))
     }
-    /// All waiters have to look again.
-    pub(super) fn wake_all(&mut self) -> Calls {
-        self.wake_threads(u64::MAX);
-        self.take_calls(u64::MAX, |queue, ticket| queue.outcome(ticket).map(Ok))
-    }
-    /// Writing has ended. All waiters without an outcome are told why.
-    pub(super) fn fail(&mut self, why: &str) -> Calls {
-        let failed = || crate::error::Error::ReadOnly(Some(why.to_owned()));
-        self.wake_threads(u64::MAX);
-        self.take_calls(u64::MAX, |queue, ticket| {
+    /// Takes out all waiters, because writing has ended. Those without an outcome are told why.
+    pub(super) fn take_all(&mut self, why: &str) -> SettledWaiters {
+        let failed = || Error::ReadOnly(Some(why.to_owned()));
+        self.take(u64::MAX, |queue, ticket| {
             Some(queue.outcome(ticket).map_or_else(|| Err(failed()), Ok))
         })
     }
-    /// Wakes the waiters whose ticket is durable now, and no others: of a hundred waiters each
-    /// batch serves only a few.
-    pub(super) fn wake_served(&mut self) -> Calls {
-        self.wake_threads(self.durable);
-        self.take_calls(self.durable, |_, _| Some(Ok(TicketOutcome::Durable)))
-    }
-    /// There is no leader, so the first waiter without an outcome has to lead. A waiter that was
-    /// woken for this and leaves passes it on.
-    pub(super) fn wake_leader(&self) {
-        debug_assert!(
-            self.led || self.calls == 0,
-            "there is no leader, but a waiter that cannot lead"
-        );
-        let mut unserved = self.waiters.range((self.durable + 1, 0)..);
-        if !self.led
-            && let Some(Waiter::Thread(thread)) = unserved.next().map(|(_, waiter)| waiter)
-        {
-            thread.notify_one();
-        }
+    /// Takes out the waiters whose ticket is durable, and looks at no others: of a hundred waiters
+    /// each batch serves only a few.
+    pub(super) fn take_served(&mut self) -> SettledWaiters {
+        self.take(self.durable, |_, _| Some(Ok(TicketOutcome::Durable)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
+    use crate::completion::wait_for;
     use std::sync::mpsc::{Receiver, channel};
 
-    type Answers = Receiver<(u64, crate::error::Result<TicketOutcome>)>;
-
-    /// A queue that has a leader and has given out `given` tickets, with a call left behind for
-    /// each.
-    fn led(given: u64) -> (Queue, Answers) {
+    /// A queue that has a leader and has given out `given` tickets, with a waiter for each that
+    /// says its ticket.
+    fn led(given: u64) -> (Queue, Receiver<u64>) {
         let mut queue = Queue { given, led: true, ..Queue::default() };
-        let (out, answers) = channel();
+        let (out, told) = channel();
         for ticket in 1..=given {
             let out = out.clone();
-            queue.enter_call(ticket, Box::new(move |outcome| out.send((ticket, outcome)).unwrap()));
+            queue.enter(ticket, Completion::new(move |_| out.send(ticket).unwrap()));
         }
-        (queue, answers)
+        (queue, told)
     }
 
-    fn heard(answers: &Answers) -> Vec<(u64, TicketOutcome)> {
-        answers.try_iter().map(|(ticket, outcome)| (ticket, outcome.unwrap())).collect()
+    fn outcomes(
+        settled: SettledWaiters,
+        told: &Receiver<u64>,
+    ) -> Vec<(u64, Result<TicketOutcome>)> {
+        let tell = |(done, outcome): (Completion, _)| {
+            done.complete(Ok(()));
+            (told.try_recv().unwrap(), outcome)
+        };
+        settled.0.into_iter().map(tell).collect()
+    }
+    fn known(settled: SettledWaiters, told: &Receiver<u64>) -> Vec<(u64, TicketOutcome)> {
+        outcomes(settled, told).into_iter().map(|(ticket, o)| (ticket, o.unwrap())).collect()
     }
 
     #[test]
-    fn who_is_served_hears_it_once() {
-        let (mut queue, answers) = led(3);
-        queue.wake_served().make();
-        assert_eq!(heard(&answers), []);
+    fn a_waiter_that_is_served_is_told_once() {
+        let (mut queue, told) = led(3);
+        assert_eq!(known(queue.take_served(), &told), []);
         queue.durable = 2;
-        queue.wake_served().make();
-        assert_eq!(heard(&answers), [(1, TicketOutcome::Durable), (2, TicketOutcome::Durable)]);
-        assert!(queue.has_calls());
+        let durable = |ticket| (ticket, TicketOutcome::Durable);
+        assert_eq!(known(queue.take_served(), &told), [1, 2].map(durable));
+        assert!(queue.has_waiters());
         queue.durable = 3;
-        queue.wake_served().make();
-        queue.wake_served().make();
-        assert_eq!(heard(&answers), [(3, TicketOutcome::Durable)]);
-        assert!(!queue.has_calls());
+        assert_eq!(known(queue.take_served(), &told), [3].map(durable));
+        assert_eq!(known(queue.take_served(), &told), []);
+        assert!(!queue.has_waiters());
     }
 
     #[test]
     fn what_is_sealed_too_early_or_given_up_has_to_commit() {
-        let (mut queue, answers) = led(4);
+        let (mut queue, told) = led(4);
         (queue.taken, queue.durable) = (2, 1);
         queue.refused = Some((4, Some(Cause::TooMuch)));
-        queue.wake_all().make();
         let too_much = TicketOutcome::Commit(Some(Cause::TooMuch));
-        assert_eq!(heard(&answers), [(1, TicketOutcome::Durable), (4, too_much)]);
+        let settled = known(queue.take_settled(), &told);
+        assert_eq!(settled, [(1, TicketOutcome::Durable), (4, too_much)]);
         queue.closed = true;
-        queue.wake_all().make();
-        assert_eq!(heard(&answers), [(3, TicketOutcome::Commit(None))]);
-        assert!(queue.has_calls(), "the second was taken, and may still become durable");
+        assert_eq!(known(queue.take_settled(), &told), [(3, TicketOutcome::Commit(None))]);
+        assert!(queue.has_waiters(), "the second was taken, and may still become durable");
     }
 
     #[test]
-    fn a_failure_reaches_everybody_who_is_not_served() {
-        let (mut queue, answers) = led(3);
+    fn a_failure_reaches_every_waiter_that_is_not_served() {
+        let (mut queue, told) = led(3);
         queue.durable = 1;
-        queue.fail("the device is gone").make();
-        assert!(!queue.has_calls());
-        let all: Vec<_> = answers.try_iter().collect();
+        let all = outcomes(queue.take_all("the device is gone"), &told);
+        assert!(!queue.has_waiters());
         assert!(matches!(all[0], (1, Ok(TicketOutcome::Durable))), "{all:?}");
         let failed =
             |n: usize| matches!(&all[n].1, Err(Error::ReadOnly(Some(why))) if why.contains("gone"));
         assert!(all.len() == 3 && failed(1) && failed(2), "{all:?}");
+    }
+
+    #[test]
+    fn the_first_parked_thread_is_lent_a_job() {
+        let (mut queue, _told) = led(2);
+        assert!(!queue.lend(|_| || ()), "no thread is parked");
+        let (out, ran) = channel();
+        let outcome = wait_for(|done| {
+            queue.enter(2, done);
+            assert!(queue.lend(|ticket| move || out.send(ticket).unwrap()));
+            queue.durable = 2;
+            let served = queue.take_served();
+            served.0.into_iter().for_each(|(done, _)| done.complete(Ok(())));
+        });
+        assert!(outcome.is_ok());
+        assert_eq!(ran.try_recv(), Ok(2));
     }
 }

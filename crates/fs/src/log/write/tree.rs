@@ -138,43 +138,45 @@ impl LogTree {
             }
             image::leaf_remove(bytes, slot, 1);
         }
-        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
-        let slot = NodeView(bytes).search(key).unwrap_or_else(|slot| slot);
-        if NodeView(bytes).leaf_free() >= data.len() + ITEM_SIZE {
-            insert(bytes, slot, key, data);
+        if self.insert(blocks, key, data) {
             return Ok(());
         }
         // Log items come mostly in rising order: at the end nothing has to be moved, and leaves
         // stay full.
+        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
         let count = NodeView(bytes).nritems();
-        let mut right = self.empty();
-        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
-        image::leaf_move_tail(
-            bytes,
-            if slot == count { count } else { count / 2 },
-            &mut right.bytes,
-        );
-        if let Some(first) = NodeView(&right.bytes).key(0) {
-            self.leaves.insert(first, right);
-        }
-        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
-        let slot = NodeView(bytes).search(key).unwrap_or_else(|slot| slot);
-        if NodeView(bytes).leaf_free() >= data.len() + ITEM_SIZE {
-            insert(bytes, slot, key, data);
+        let slot = slot_for(bytes, key);
+        self.split(blocks, key, if slot == count { count } else { count / 2 });
+        if self.insert(blocks, key, data) {
             return Ok(());
         }
         // The item begins a leaf. What was behind it goes to one more leaf.
-        let mut tail = self.empty();
-        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
-        image::leaf_move_tail(bytes, slot, &mut tail.bytes);
-        if let Some(first) = NodeView(&tail.bytes).key(0) {
-            self.leaves.insert(first, tail);
-        }
+        let slot = slot_for(Self::leaf_mut(&mut self.leaves, key, blocks), key);
+        self.split(blocks, key, slot);
         let mut own = self.empty();
         insert(&mut own.bytes, 0, key, data);
         self.leaves.insert(*key, own);
         self.drop_empty(blocks);
         Ok(())
+    }
+    /// Adds an item that the leaf for its key does not have. False if it has no room.
+    fn insert(&mut self, blocks: &mut Blocks, key: &Key, data: &[u8]) -> bool {
+        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
+        let fits = NodeView(bytes).leaf_free() >= data.len() + ITEM_SIZE;
+        if fits {
+            let slot = slot_for(bytes, key);
+            insert(bytes, slot, key, data);
+        }
+        fits
+    }
+    /// Moves what the leaf for a key has from a slot on to a leaf of its own.
+    fn split(&mut self, blocks: &mut Blocks, key: &Key, from: usize) {
+        let mut tail = self.empty();
+        let bytes = Self::leaf_mut(&mut self.leaves, key, blocks);
+        image::leaf_move_tail(bytes, from, &mut tail.bytes);
+        if let Some(first) = NodeView(&tail.bytes).key(0) {
+            self.leaves.insert(first, tail);
+        }
     }
     /// Removes all items in a range of keys.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, keys: RangeInclusive<Key>) {
@@ -299,6 +301,11 @@ impl LogTree {
         old.for_each(|gone| blocks.replace(gone.at));
         Ok((nodes, upper))
     }
+}
+
+/// Where a leaf has the item of a key, or would have it.
+fn slot_for(bytes: &[u8], key: &Key) -> usize {
+    NodeView(bytes).search(key).unwrap_or_else(|slot| slot)
 }
 
 fn insert(bytes: &mut [u8], slot: usize, key: &Key, data: &[u8]) {
