@@ -131,7 +131,8 @@ impl<W: Write> TarWriter<W> {
         }
         if stored < size {
             // Holes read as zeros.
-            parts = vec![0..size];
+            parts.clear();
+            parts.push(0..size);
         }
         let mut records = Records::default();
         let mut header = Header::of(entry, &mut records);

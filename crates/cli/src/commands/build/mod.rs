@@ -2,11 +2,12 @@
 //!
 //! `larder-sources` reads what is to be in the image, `larder-build` writes it. This command says
 //! what its options mean to both (`plan`), what happens meanwhile (`progress`), and what took the
-//! space in the end (`summary`).
+//! space in the end (`summary`). An image that exists is changed by `update`.
 
 mod plan;
 mod progress;
 mod summary;
+mod update;
 
 use crate::failure::Advise;
 use crate::format_options::FormatOptions;
@@ -30,6 +31,7 @@ Examples:
   tar -C rootfs -cf - . | larder build --size 1G root.img -
   larder build --layers container.img oci:layout:v1
   larder build --subvol home --subvol var=ro --owner 0:0 root.img rootfs
+  larder build --update --dry-run root.img rootfs
 
 SOURCE is a directory, an archive (tar, also compressed; `-` is standard input),
 or an image of btrfs. A word in front says what else it is: oci:LAYOUT[:TAG],
@@ -110,9 +112,21 @@ pub(crate) struct Args {
     /// Threads that read and compress (default: one for each processor)
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// List what the image would hold, and make none
+    /// List what the image would hold, or what --update would change, and do nothing
     #[arg(long)]
     dry_run: bool,
+    /// Change an image that exists to what the sources say, moving only what differs
+    #[arg(long, conflicts_with_all = ["subvol", "layers", "size", "free", "shrink", "map"])]
+    update: bool,
+    /// Compare files by their bytes, not by size and time
+    #[arg(long, requires = "update")]
+    checksum: bool,
+    /// Name of the snapshot that --update makes before (default: before- and the time)
+    #[arg(long, value_name = "NAME", requires = "update")]
+    snapshot: Option<String>,
+    /// Make no snapshot before
+    #[arg(long, requires = "update", conflicts_with = "snapshot")]
+    no_snapshot: bool,
     /// Draw a map of the image, as .svg or .html
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
@@ -143,6 +157,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     interrupt.check()?;
     for note in sources.notes() {
         print::say(&format!("larder: note: {note}"));
+    }
+    if args.update {
+        return update::run(args, &sources, &interrupt);
     }
     if args.dry_run {
         return summary::list(&sources, args.json);
