@@ -40,14 +40,6 @@ pub struct FilePosition {
     pub offset: u64,
 }
 
-impl FilePosition {
-    /// The place `bytes` further on.
-    #[must_use]
-    pub fn plus(self, bytes: u64) -> Self {
-        Self { offset: self.offset + bytes, ..self }
-    }
-}
-
 /// Type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
