@@ -6,7 +6,7 @@
 //!
 //! `foldhash` (0.2) serves less well. Its `fast` hasher takes 39 instructions for a look-up of a
 //! pair of numbers, this one 44. But with every fifth seed, numbers in steps, as those of inodes
-//! are, fill less than three quarters of the places that chance would fill, and sometimes a quarter.
+//! are, fill less than three quarters of the places that chance would fill, sometimes a quarter.
 //! Its `quality` hasher spreads as this one does, and takes 45.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
