@@ -4,7 +4,9 @@
 mod common;
 
 use common::Run;
-use larder_simtest::oracle::{KernelMount, LoopDevice, Need, btrfs_check, need, scratch, tree_compare};
+use larder_simtest::oracle::{
+    KernelMount, LoopDevice, Need, btrfs_check, need, scratch, tree_compare,
+};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
