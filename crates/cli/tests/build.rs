@@ -123,7 +123,7 @@ fn every_form_of_a_source_gives_the_same_tree() {
     larder(args!["build", path("oci.img"), &layout]).ok();
     let out = path("out");
     larder(args!["extract", path("oci.img"), &out]).ok();
-    assert_eq!(tree_compare(&tree, &out).unwrap().len(), 1, "layers have no holes");
+    assert_eq!(tree_compare(&tree, &out).unwrap(), []);
     // Sources over each other, and at places.
     larder(args!["build", path("placed.img"), format!("{}:/a/b", tree.display())]).ok();
     let mount = KernelMount::image(&path("placed.img"), "ro").unwrap();
@@ -166,7 +166,7 @@ fn subvolumes_and_layers_are_subvolumes() {
         "--subvol",
         "var=default",
         "--subvol",
-        "new/one",
+        "new",
         path("1.img"),
         &tree
     ])
@@ -174,7 +174,7 @@ fn subvolumes_and_layers_are_subvolumes() {
     let mut found = subvolumes(&path("1.img"));
     found.retain(|p| p != "/");
     found.sort();
-    assert_eq!(found, ["home", "new/one", "var"]);
+    assert_eq!(found, ["home", "new", "var"]);
     let shown = larder(args!["ls", path("1.img")]).ok().text();
     assert!(shown.contains("file-3"), "var is the default: {shown}");
     std::fs::create_dir(path("upper")).unwrap();

@@ -32,7 +32,7 @@ pub(crate) mod umount;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    Build(build::Args),
+    Build(Box<build::Args>),
     Mkfs(mkfs::Args),
     Mount(mount::Args),
     Umount(umount::Args),

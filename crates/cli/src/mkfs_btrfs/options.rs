@@ -96,6 +96,8 @@ pub(super) struct Options {
 pub(super) struct Content {
     pub(super) from: PathBuf,
     pub(super) compress: Option<Packing>,
+    /// The same, as it was given.
+    pub(super) compress_word: String,
     pub(super) subvolumes: Vec<Subvolume>,
     pub(super) flags: Vec<InodeFlags>,
     pub(super) shrink: bool,
@@ -190,7 +192,8 @@ impl Arguments {
         }
         let flags = self.inode_flags.iter().map(inode_flags).collect::<Result<_, _>>()?;
         let (shrink, reflink) = (self.shrink, self.reflink);
-        Ok(Some(Content { from, compress, subvolumes, flags, shrink, reflink }))
+        let compress_word = self.compress.clone().unwrap_or_else(|| "no".to_owned());
+        Ok(Some(Content { from, compress, compress_word, subvolumes, flags, shrink, reflink }))
     }
 
     fn nothing_needs_rootdir(&self) -> Result<Option<Content>, Refused> {
@@ -281,8 +284,15 @@ fn compress(text: &str) -> Result<Option<Packing>, Refused> {
         return Ok(None);
     }
     let bad = || Refused::because(format!("unrecognized compression type or level: {text}"));
-    if text.split_once(':').is_some_and(|(_, level)| level.starts_with(['-', '0'])) {
-        return Err(bad());
+    if let Some((method, level)) = text.split_once(':') {
+        let most = match method {
+            "zstd" => 15,
+            "zlib" => 9,
+            _ => return Err(bad()),
+        };
+        if !level.parse().is_ok_and(|level: u32| (1..=most).contains(&level)) {
+            return Err(bad());
+        }
     }
     text.parse().map(Some).map_err(|_| bad())
 }

@@ -121,9 +121,8 @@ fn group(out: &mut String, name: &str, usage: &KindUsage) {
 
 fn of_content(content: &Content) -> String {
     let from = content.from.canonicalize().unwrap_or_else(|_| content.from.clone());
-    let compress = content.compress.map_or_else(|| "no".to_owned(), |packing| packing.to_string());
     let mut out = format!("Rootdir from:       {}\n", print::path(&from));
-    let _ = writeln!(out, "  Compress:         {compress}");
+    let _ = writeln!(out, "  Compress:         {}", content.compress_word);
     for subvolume in &content.subvolumes {
         let kind = match (subvolume.default, subvolume.read_only) {
             (false, false) => "(rw):",
