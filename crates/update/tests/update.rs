@@ -139,7 +139,7 @@ struct Image {
 impl Image {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let device = FileDevice::create(&dir.path().join("image"), 256 << 20).unwrap();
+        let device = FileDevice::create(dir.path().join("image"), 256 << 20).unwrap();
         mkfs(&device, &MkfsOptions::default()).unwrap();
         drop(device);
         let fs = Self::opened(dir.path().join("image"));
@@ -243,7 +243,7 @@ impl Image {
         let Self { dir, fs } = self;
         fs.close().unwrap();
         drop(fs);
-        let device = FileDevice::open(&dir.path().join("image"), OpenMode::Read).unwrap();
+        let device = FileDevice::open(dir.path().join("image"), OpenMode::Read).unwrap();
         let options = larder_check::Options { data: true, ..Default::default() };
         let report = larder_check::check(&[Arc::new(device)], &options, &|_| ()).unwrap();
         assert!(report.is_clean(), "{report:?}");
