@@ -2,8 +2,8 @@
 //!
 //! A header is that of POSIX.1-1988 (`ustar`). What does not fit there goes into a PAX header in
 //! front of it, and only that: long names, large numbers, parts of seconds, extended attributes. A
-//! file with holes is written in the PAX form 1.0 of GNU tar, where a list of the parts that are not
-//! holes precedes them.
+//! file with holes is written in the PAX form 1.0 of GNU tar, where a list of the parts that are
+//! not holes precedes them.
 //!
 //! The root is `./`, and so its attributes are kept. Further names of a file are hard links to its
 //! first one. There is no entry for a socket, because tars have none.
@@ -132,7 +132,8 @@ impl<W: Write> TarWriter<W> {
         }
         if stored < size {
             // Holes read as zeros.
-            parts = vec![0..size];
+            parts.clear();
+            parts.push(0..size);
         }
         let mut records = Records::default();
         let mut header = Header::of(entry, &mut records);
