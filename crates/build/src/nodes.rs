@@ -315,7 +315,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for n in [0u64, 1, 5, 40, 2000, 60_000] {
             let path = dir.path().join("img");
-            let sink = Sink::open(&Output::File { path: path.clone(), force: true }).unwrap();
+            let sink = Sink::open(
+                &Output::File { path: path.clone(), force: true },
+                crate::options::ImageSize::Auto,
+            )
+            .unwrap();
             let space = Space::new(None, Fit::tight(4096), plan.system_flags()).unwrap();
             let run = |sink| {
                 let mut nodes = Nodes::new(&plan, space.clone(), sink);

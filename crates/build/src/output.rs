@@ -274,12 +274,14 @@ mod tests {
     fn an_image_has_its_name_when_it_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new.img");
-        let sink = Sink::open(&Output::File { path: path.clone(), force: false }).unwrap();
+        let sink = Sink::open(&Output::File { path: path.clone(), force: false }, ImageSize::Auto)
+            .unwrap();
         sink.write(100, b"jam").unwrap();
         assert_eq!(names(dir.path()), [""; 0]);
         drop(sink);
         assert_eq!(names(dir.path()), [""; 0]);
-        let sink = Sink::open(&Output::File { path: path.clone(), force: false }).unwrap();
+        let sink = Sink::open(&Output::File { path: path.clone(), force: false }, ImageSize::Auto)
+            .unwrap();
         sink.write(100, b"jam").unwrap();
         sink.write(4095, &[0]).unwrap();
         sink.copy(Physical(0), Physical(8192), 4096).unwrap();
@@ -297,9 +299,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("old.img");
         std::fs::write(&path, b"old").unwrap();
-        let refused = Sink::open(&Output::File { path: path.clone(), force: false }).unwrap_err();
+        let refused =
+            Sink::open(&Output::File { path: path.clone(), force: false }, ImageSize::Auto)
+                .unwrap_err();
         assert!(refused.to_string().contains("--force"), "{refused}");
-        let sink = Sink::open(&Output::File { path: path.clone(), force: true }).unwrap();
+        let sink =
+            Sink::open(&Output::File { path: path.clone(), force: true }, ImageSize::Auto).unwrap();
         sink.write(0, b"new").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
         sink.finish(3).unwrap();
@@ -312,11 +317,14 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
-        let missing = Sink::open(&Output::InPlace { path: path.clone(), force: true });
+        let missing =
+            Sink::open(&Output::InPlace { path: path.clone(), force: true }, ImageSize::Auto);
         assert!(missing.unwrap_err().to_string().contains("disk"));
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         let inode = std::fs::metadata(&path).unwrap().ino();
-        let sink = Sink::open(&Output::InPlace { path: path.clone(), force: false }).unwrap();
+        let sink =
+            Sink::open(&Output::InPlace { path: path.clone(), force: false }, ImageSize::Auto)
+                .unwrap();
         assert_eq!(sink.size(), Some(1 << 20));
         sink.write(4096, &[9; 4096]).unwrap();
         sink.finish(1 << 20).unwrap();
