@@ -189,6 +189,54 @@ fn subvolumes_and_layers_are_subvolumes() {
 }
 
 #[test]
+fn an_update_moves_what_differs_and_keeps_what_was_before() {
+    if !need(&[Need::KernelBtrfs, Need::BtrfsProgs]) {
+        return;
+    }
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let image = path("a.img");
+    let (tree, before) = (tree(dir.path(), false), path("before"));
+    larder(args!["build", "--free", "64M", &image, &tree]).ok();
+    larder(args!["extract", &image, &before]).ok();
+    std::fs::write(tree.join("var/file-7"), "changed").unwrap();
+    std::fs::write(tree.join("new"), "new").unwrap();
+    std::fs::remove_file(tree.join("home/link")).unwrap();
+    std::fs::remove_file(tree.join("sparse")).unwrap();
+
+    let bytes = std::fs::read(&image).unwrap();
+    let listed = larder(args!["build", "--update", "--dry-run", &image, &tree]).ok();
+    let text = listed.text();
+    let changes: Vec<_> = text.lines().collect();
+    assert_eq!(changes, ["- home/link", "+ new", "- sparse", "* var/file-7"]);
+    assert!(bytes == std::fs::read(&image).unwrap(), "a dry run changes nothing");
+
+    let done = larder(args!["build", "--update", "--json", "--snapshot", "monday", &image, &tree]);
+    let done = done.ok().json();
+    assert_eq!(
+        (&done["added"], &done["contents"], &done["removed"]),
+        (&1.into(), &1.into(), &2.into())
+    );
+    assert_eq!(done["snapshot"], "monday");
+    sound(&image);
+    let mount = KernelMount::image(&image, "ro").unwrap();
+    assert_eq!(tree_compare(&before, &mount.join("monday")).unwrap(), []);
+    let differences = tree_compare(&tree, mount.path()).unwrap();
+    assert!(differences.iter().all(|d| d.path.starts_with(b"monday")), "{differences:?}");
+    mount.unmount_clean().unwrap();
+
+    let again = larder(args!["build", "--update", &image, &tree]).ok();
+    assert!(again.err.contains("as the sources say"), "{}", again.err);
+    let list = larder(args!["subvolume", "list", &image]).ok().text();
+    assert!(!list.contains("before-"), "no snapshot is kept of nothing: {list}");
+    larder(args!["build", "--update", "--subvol", "x", &image, &tree]).fails(2, "--subvol");
+    larder(args!["build", "--update", path("none.img"), &tree]).fails(2, "none.img");
+    std::fs::write(tree.join("new"), "newer").unwrap();
+    larder(args!["build", "--update", "--snapshot", "monday", &image, &tree])
+        .fails(1, "--snapshot NAME");
+}
+
+#[test]
 fn what_cannot_be_built_is_said_and_leaves_nothing() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);

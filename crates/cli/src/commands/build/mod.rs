@@ -31,7 +31,7 @@ Examples:
   tar -C rootfs -cf - . | larder build --size 1G root.img -
   larder build --layers container.img oci:layout:v1
   larder build --subvol home --subvol var=ro --owner 0:0 root.img rootfs
-  larder build --update --dry-run root.img rootfs
+  larder build --update --dry-run disk.img rootfs
 
 SOURCE is a directory, an archive (tar, also compressed; `-` is standard input),
 or an image of btrfs. A word in front says what else it is: oci:LAYOUT[:TAG],
