@@ -2,9 +2,9 @@
 //!
 //! Readers tell a [`Collector`] what a source holds, in any order of paths. It writes [`record`]s,
 //! sorts them by path and time, and so brings together what all sources say about one path.
-//! [`scan`] walks through the sorted records with the state of the path at hand, and knows for each moment
-//! what is visible there. Two questions cannot be answered at the path where they come up, and are
-//! answered by scans of their own before: what is at the other end of a hard link ([`links`]), and
+//! [`scan`] walks through the sorted records with the state of the path at hand, and knows for each
+//! moment what is visible there. Two questions cannot be answered at the path where they come up.
+//! A scan of its own answers each before: what is at the other end of a hard link ([`links`]), and
 //! where a path leads that goes through a symbolic link ([`redirect`]). [`merged`] is the result.
 //!
 //! Nothing here keeps a whole tree in memory. What grows with the number of entries is sorted on
