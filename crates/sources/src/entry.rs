@@ -14,7 +14,8 @@ pub struct Entry {
     /// What it is.
     pub kind: Kind,
     /// Entries of one group are names of one inode. They have the same attributes and kind.
-    /// `None`: it has no other name.
+    /// `None`: it has no other name. Where other names were replaced or left out, it may turn out
+    /// to be the only one of its group.
     pub links: Option<LinkGroup>,
 }
 

@@ -102,6 +102,13 @@ impl Collector {
         self.passed_by_whiteouts = TreePath::root();
     }
 
+    /// Will a path of the source be left out, with all that is below?
+    pub(crate) fn leaves_out(&self, path: &TreePath, kind: &Kind) -> bool {
+        let patterns = &self.options.exclude;
+        !patterns.is_empty()
+            && self.placed(path).is_ok_and(|path| patterns.iter().any(|p| p.matches(&path, kind)))
+    }
+
     /// The name of the layer that is being read.
     pub(crate) fn layer(&self) -> &str {
         self.layers.last().map_or("", |layer| &layer.name)

@@ -121,6 +121,12 @@ impl Walk<'_> {
         let stat = rustix::fs::statat(&level.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = stat.map_err(|e| self.io(&path)(gone(e, self.root)))?;
         let kind = self.kind(level.fd.as_fd(), name, &path, &stat)?;
+        if self.collector.leaves_out(&path, &kind) {
+            // It still takes the place of what earlier sources have. Nothing else of it is looked
+            // at, as it may be left out because it cannot be read.
+            let attributes = Attributes::default();
+            return self.collector.put(&path, Node { attributes, kind, links: None });
+        }
         let mut full = self.full(&path);
         if full.as_os_str().len() >= super::LONGEST_PATH {
             // Longer than Linux takes at once.

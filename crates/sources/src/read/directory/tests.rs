@@ -142,3 +142,38 @@ fn a_directory_is_placed_below_a_path() {
     let names: Vec<_> = entries(&sources).iter().map(|e| e.path.as_bytes().to_vec()).collect();
     assert_eq!(names, ["", "srv", "srv/data", "srv/data/file"].map(|n| n.as_bytes().to_vec()));
 }
+
+#[test]
+fn what_is_left_out_need_not_be_readable() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = tempfile::tempdir().unwrap();
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(scratch.path().join("file"), "x").unwrap();
+    let secret = scratch.path().join("secret");
+    fs::create_dir(&secret).unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o700)).unwrap();
+    let gathered = |exclude: &[&str]| {
+        let exclude = exclude.iter().map(|p| crate::Pattern::new(p).unwrap()).collect();
+        let options = Options { exclude, ..Options::default() };
+        let spec = SourceSpec::parse(scratch.path().as_os_str()).unwrap();
+        // The user changes for this thread only.
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                let nobody = rustix::process::Uid::from_raw(65534);
+                rustix::thread::set_thread_uid(nobody).unwrap();
+                Sources::gather(&[spec], &options)
+            });
+            thread.join().unwrap()
+        })
+    };
+    let error = gathered(&[]).unwrap_err();
+    assert!(error.to_string().contains("/secret: Permission denied"), "{error}");
+    assert!(error.advice().unwrap().contains("--exclude"));
+    for pattern in ["secret", "secret/"] {
+        let names: Vec<_> = entries(&gathered(&[pattern]).unwrap());
+        assert_eq!(names.len(), 2, "the root and the file");
+    }
+}

@@ -22,6 +22,9 @@ const MOST_PIECES: usize = 1 << 20;
 /// Headers are read in steps of this size.
 const WINDOW: usize = 8 << 10;
 
+/// What a map is that says nothing.
+const WRONG_MAP: &str = "the map of a sparse file that is not valid";
+
 /// A member of an archive.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -232,52 +235,52 @@ impl<'a> Members<'a> {
     /// The pieces of a sparse file. Sets its size, and takes a map before the data away from what
     /// is stored.
     fn sparse(&mut self, member: &mut Member, stored: &mut u64) -> Result<Option<Vec<Piece>>> {
-        let refused = |name: &[u8]| {
-            let (source, name) = (self.bytes.name().to_owned(), name.to_vec());
-            move |what: String| Error::refused(&source, &name, what)
-        };
-        let refused = refused(&member.name);
-        let wrong = || "the map of a sparse file that is not valid".to_owned();
+        let name = member.name.clone();
+        let source = self.bytes.name();
+        let refused = |what: String| Error::refused(source, &name, what);
         let extended = &member.extended;
         let (major, minor) = (extended.get(b"GNU.sparse.major"), extended.get(b"GNU.sparse.minor"));
-        let pieces;
-        if member.header.kind() == b'S' {
-            let (mut found, mut more, size) =
-                member.header.sparse().ok_or_else(|| refused(wrong()))?;
-            while more {
-                let block = self.block()?;
-                let (further, again) = more_pieces(&block).ok_or_else(|| refused(wrong()))?;
-                found.extend(further);
-                if found.len() > MOST_PIECES {
-                    return Err(refused(format!(
-                        "a sparse file of more than {MOST_PIECES} pieces"
-                    )));
-                }
-                more = again;
-            }
-            (pieces, member.size) = (found, size);
-        } else if let Some(major) = major.filter(|&major| major != b"0") {
-            if major != b"1" || minor.is_some_and(|minor| minor != b"0") {
+        let is_in_records = major.is_none_or(|major| major == b"0");
+        let (pieces, size) = if member.header.kind() == b'S' {
+            let (pieces, size) = self.map_in_headers(&member.header, &name)?;
+            (Some(pieces), size)
+        } else if !is_in_records {
+            if major != Some(b"1") || minor.is_some_and(|minor| minor != b"0") {
                 return Err(refused("a sparse file of an unknown form".to_owned()));
             }
-            member.size = sparse_size(extended).map_err(&refused)?;
+            let size = sparse_size(extended).map_err(refused)?;
             let before = self.at;
-            let end = self.end_of(*stored, &member.name)?;
-            pieces = self.map_before_data(end)?.ok_or_else(|| refused(wrong()))?;
-            *stored -= self.at - before;
-        } else if let Some(list) = extended.get(b"GNU.sparse.map") {
-            member.size = sparse_size(extended).map_err(&refused)?;
-            let numbers: Option<Vec<u64>> = list.split(|&b| b == b',').map(decimal).collect();
-            let numbers = numbers.filter(|n| n.len() % 2 == 0).ok_or_else(|| refused(wrong()))?;
-            pieces = numbers.chunks(2).map(|pair| (pair[0], pair[1])).collect();
-        } else if extended.get(b"GNU.sparse.size").is_some() {
-            member.size = sparse_size(extended).map_err(&refused)?;
-            pieces = pairs(&extended.local).ok_or_else(|| refused(wrong()))?;
+            let pieces = self.map_before_data(self.end_of(*stored, &name)?)?;
+            *stored = stored.saturating_sub(self.at - before);
+            (pieces, size)
         } else {
-            return Ok(None);
-        }
-        member.is_sparse = true;
+            let pieces = match extended.get(b"GNU.sparse.map") {
+                Some(list) => list_of_pieces(list),
+                None if extended.get(b"GNU.sparse.size").is_some() => pairs(&extended.local),
+                None => return Ok(None),
+            };
+            (pieces, sparse_size(extended).map_err(refused)?)
+        };
+        let pieces = pieces.ok_or_else(|| refused(WRONG_MAP.to_owned()))?;
+        (member.size, member.is_sparse) = (size, true);
         Ok(Some(pieces))
+    }
+
+    /// The map of GNU's old form, and the size of the file.
+    fn map_in_headers(&mut self, header: &Header, name: &[u8]) -> Result<(Vec<Piece>, u64)> {
+        let source = self.bytes.name();
+        let wrong = || Error::refused(source, name, WRONG_MAP);
+        let (mut pieces, mut more, size) = header.sparse().ok_or_else(wrong)?;
+        while more {
+            let (further, again) = more_pieces(&self.block()?).ok_or_else(wrong)?;
+            pieces.extend(further);
+            more = again;
+            if pieces.len() > MOST_PIECES {
+                let what = format!("a sparse file of more than {MOST_PIECES} pieces");
+                return Err(Error::refused(source, name, what));
+            }
+        }
+        Ok((pieces, size))
     }
 
     /// The map of form 1.0: decimal numbers in lines, up to a block's end; first their pairs'
@@ -353,6 +356,13 @@ fn sparse_size(extended: &Extended) -> Result<u64, String> {
         None => extended.number(b"GNU.sparse.size")?,
     };
     size.ok_or_else(|| "a sparse file without a size".to_owned())
+}
+
+/// The map of form 0.1: offsets and lengths in one list.
+fn list_of_pieces(list: &[u8]) -> Option<Vec<Piece>> {
+    let numbers: Option<Vec<u64>> = list.split(|&b| b == b',').map(decimal).collect();
+    let numbers = numbers.filter(|numbers| numbers.len() % 2 == 0)?;
+    Some(numbers.chunks(2).map(|pair| (pair[0], pair[1])).collect())
 }
 
 /// The map of form 0.0: an offset and a length, again and again.
