@@ -1,6 +1,6 @@
 //! Operations on the engine, and what the engine shows of a file system.
 //!
-//! [`run_op`] does with a [`Filesystem`] what [`World::apply`] does with the model. [`walk`] reads
+//! `run_op` does with a [`Filesystem`] what [`World::apply`] does with the model. [`walk`] reads
 //! a whole file system back as a [`World`], and on the way checks what must hold of any tree
 //! whatever the model says: no name twice, none without its inode, look-ups agree with the listing,
 //! link counts equal the names.

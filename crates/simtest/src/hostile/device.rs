@@ -1,7 +1,7 @@
 //! A disk in memory that counts what a request costs.
 //!
 //! In contrast to [`crate::device::SimDevice`] nothing is recorded, and a request with more
-//! accesses than [`super::limits::ACCESSES`] is stopped by a panic in its own thread. So an endless
+//! accesses than `limits::ACCESSES` is stopped by a panic in its own thread. So an endless
 //! loop that reads ends where it is, with a stack to look at.
 
 use super::limits::ACCESSES;
