@@ -13,13 +13,15 @@ use crate::options::ImageSize;
 use larder_format::Physical;
 use larder_fs::mkfs::{recognise, wipe};
 use larder_volume::{Device, FileDevice, OpenMode};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{Advice, AtFlags, CWD, Mode, OFlags};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::num::NonZero;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempPath;
 
 /// Where an image goes.
@@ -48,7 +50,12 @@ pub enum Output {
 pub(crate) struct Sink {
     path: PathBuf,
     target: Target,
+    /// Bytes so far.
+    written: AtomicU64,
 }
+
+/// Bytes that are written before the kernel is asked to begin with them.
+const GATHERED: u64 = 32 << 20;
 
 #[derive(Debug)]
 enum Target {
@@ -93,7 +100,7 @@ impl Sink {
             // Its lock is held until it is replaced: it may be mounted.
             Some(_) => Self::new_file(path, Some(FileDevice::open(path, OpenMode::Write)?))?,
         };
-        Ok(Self { path: path.clone(), target })
+        Ok(Self { path: path.clone(), target, written: AtomicU64::new(0) })
     }
 
     fn new_file(path: &Path, replaces: Option<FileDevice>) -> Result<Target> {
@@ -154,10 +161,23 @@ impl Sink {
     /// Writes `data` at `at`.
     pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<()> {
         match &self.target {
-            Target::New { file, .. } | Target::Anew { file, .. } => file.write_all_at(data, at),
+            Target::New { file, .. } | Target::Anew { file, .. } => {
+                file.write_all_at(data, at).map(|()| self.hurry(file, at, data.len() as u64))
+            }
             Target::Existing(device) => device.write_at(Physical(at), data),
         }
         .map_err(|e| failed("write", &self.path, e))
+    }
+
+    /// Has the kernel begin to write what has gathered in the page cache, so that the end of the
+    /// build does not wait for all of it. It is advice: the kernel may do otherwise.
+    fn hurry(&self, file: &File, at: u64, len: u64) {
+        let before = self.written.fetch_add(len, Ordering::Relaxed);
+        if before / GATHERED != (before + len) / GATHERED {
+            let start = (at + len).saturating_sub(2 * GATHERED);
+            let range = NonZero::new(at + len - start);
+            let _ = rustix::fs::fadvise(file, start, range, Advice::DontNeed);
+        }
     }
 
     /// Writes what lies at `from` once more at `to`.

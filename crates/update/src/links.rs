@@ -16,6 +16,8 @@ pub(crate) struct Links {
     groups: HashMap<LinkGroup, Option<InodeId>>,
     /// Those of them that the image had before.
     kept: HashSet<InodeId>,
+    /// How many names of an inode would be gone by now, in a dry run.
+    gone: HashMap<InodeId, u32>,
 }
 
 impl Links {
@@ -26,7 +28,8 @@ impl Links {
 
     /// May an entry of this group be the inode that the image has in its place?
     pub(crate) fn may_keep(&self, now: &Attr, group: Option<LinkGroup>) -> bool {
-        now.nlink == 1 || (group.is_some() && !self.kept.contains(&now.id))
+        let gone = self.gone.get(&now.id).copied().unwrap_or(0);
+        now.nlink == gone + 1 || (group.is_some() && !self.kept.contains(&now.id))
     }
 
     /// The first name of the group, if it has one, was this inode in the image.
@@ -35,6 +38,11 @@ impl Links {
             self.kept.insert(id);
             self.groups.insert(group, Some(id));
         }
+    }
+
+    /// A name of this inode would be gone, if this were no dry run.
+    pub(crate) fn would_lose(&mut self, id: InodeId) {
+        *self.gone.entry(id).or_default() += 1;
     }
 
     /// The first name of the group, if it has one, was made.

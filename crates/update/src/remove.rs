@@ -39,6 +39,28 @@ pub(crate) fn remove(fs: &Filesystem, dir: InodeId, name: &Name) -> Result<bool>
     Ok(gone == Some(true))
 }
 
+/// Tells of each name of a file that [`remove`] would take away, and whether the name itself would
+/// be gone.
+pub(crate) fn would_remove(
+    fs: &Filesystem,
+    dir: InodeId,
+    name: &Name,
+    each: &mut dyn FnMut(InodeId),
+) -> Result<bool> {
+    let mut gone = true;
+    let mut left = vec![(dir, name.clone())];
+    while let Some((dir, name)) = left.pop() {
+        if name.is_subvolume(dir) {
+            gone = false;
+        } else if name.kind == FileKind::Directory {
+            left.extend(listing::of(fs, name.id)?.into_iter().map(|below| (name.id, below)));
+        } else {
+            each(name.id);
+        }
+    }
+    Ok(gone)
+}
+
 /// Removes a name, or says that it stays; a directory is put on the stack, to be emptied first.
 fn take_away(
     fs: &Filesystem,

@@ -168,10 +168,21 @@ impl<'a> Walk<'a> {
         if name.is_subvolume(dir) {
             return Ok(());
         }
-        if !self.options.dry_run && !remove::remove(self.fs, dir, name).at(&path, "remove it")? {
-            return Ok(());
+        if self.take_away(dir, name, &path)? {
+            self.tell(&path, What::Removed)?;
         }
-        self.tell(&path, What::Removed)
+        Ok(())
+    }
+
+    /// Removes a name with what is below it, or finds what that would do. Returns whether it is
+    /// gone.
+    fn take_away(&mut self, dir: InodeId, name: &Name, path: &TreePath) -> Result<bool> {
+        if !self.options.dry_run {
+            return remove::remove(self.fs, dir, name).at(path, "remove it");
+        }
+        let links = &mut self.links;
+        remove::would_remove(self.fs, dir, name, &mut |id| links.would_lose(id))
+            .at(path, "look at it")
     }
 
     /// Makes room for an entry that cannot be what is in its place.
@@ -180,10 +191,10 @@ impl<'a> Walk<'a> {
         if name.is_subvolume(dir) {
             return Err(Error::Subvolume { path: path.clone() });
         }
-        if !self.options.dry_run && !remove::remove(self.fs, dir, name).at(path, "remove it")? {
-            return Err(Error::Subvolume { path: path.clone() });
+        match self.take_away(dir, name, path)? {
+            true => Ok(()),
+            false => Err(Error::Subvolume { path: path.clone() }),
         }
-        Ok(())
     }
 
     fn directory(&mut self, entry: Entry, found: Found) -> Result<()> {
