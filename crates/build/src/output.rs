@@ -18,6 +18,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::num::NonZero;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
@@ -162,7 +163,7 @@ impl Sink {
     pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<()> {
         match &self.target {
             Target::New { file, .. } | Target::Anew { file, .. } => {
-                file.write_all_at(data, at).map(|()| self.hurry(file, at, data.len() as u64))
+                file.write_all_at(data, at).map(|()| self.hurry(file, at..at + data.len() as u64))
             }
             Target::Existing(device) => device.write_at(Physical(at), data),
         }
@@ -171,12 +172,13 @@ impl Sink {
 
     /// Has the kernel begin to write what has gathered in the page cache, so that the end of the
     /// build does not wait for all of it. It is advice: the kernel may do otherwise.
-    fn hurry(&self, file: &File, at: u64, len: u64) {
+    fn hurry(&self, file: &File, piece: Range<u64>) {
+        let len = piece.end - piece.start;
         let before = self.written.fetch_add(len, Ordering::Relaxed);
         if before / GATHERED != (before + len) / GATHERED {
-            let start = (at + len).saturating_sub(2 * GATHERED);
-            let range = NonZero::new(at + len - start);
-            let _ = rustix::fs::fadvise(file, start, range, Advice::DontNeed);
+            let start = piece.end.saturating_sub(2 * GATHERED);
+            let gathered = NonZero::new(piece.end - start);
+            let _ = rustix::fs::fadvise(file, start, gathered, Advice::DontNeed);
         }
     }
 

@@ -504,7 +504,11 @@ fn grow(tree: &mut Tree, place: &[&str], what: u8, bytes: &[u8]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_tree_becomes_any_other(trees in prop::collection::vec(trees(), 1..4)) {
