@@ -460,4 +460,12 @@ pub(crate) const HOUSES: &[House] = &[
             "pipeline", "content", "store", "merge", "names", "global", "build",
         ]),
     },
+    House {
+        folder: "crates/sources/src",
+        rooms: Upwards(&[
+            "path", "entry", "error", "change", "flags", "acl", "spec", "rules", "spill",
+            "overlay", "read", "sources",
+        ]),
+    },
+    House { folder: "crates/archive/src", rooms: Upwards(&["acl", "compress", "tar", "oci"]) },
 ];

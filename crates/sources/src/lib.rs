@@ -11,6 +11,7 @@
 //! the machine or the time.
 
 mod acl;
+mod change;
 mod entry;
 mod error;
 mod flags;
@@ -22,9 +23,10 @@ mod sources;
 mod spec;
 pub mod spill;
 
+pub use change::Change;
 pub use entry::{Attributes, Contents, Entry, Kind, LinkGroup, Locator, SourceNumber, Time};
 pub use error::{Error, Result};
-pub use overlay::{Change, Entries};
+pub use overlay::Entries;
 pub use path::TreePath;
 pub use rules::{Options, Pattern, Rule, parse_owner, parse_time};
 pub use sources::Sources;

@@ -8,7 +8,7 @@
 //!
 //! All of it works on the tree that the sources make together, so paths are those in the image.
 
-use crate::overlay::Change;
+use crate::change::Change;
 use crate::{Error, Kind, Result, Time, TreePath};
 use globset::{GlobBuilder, GlobMatcher};
 use std::ffi::OsStr;

@@ -9,8 +9,9 @@
 
 use super::collector::{Facts, Layers, implicit_time};
 use super::links::{Merged2, entry_key, with_answers};
-use super::record::{Change, Moment, Node, Record, parts, path_of, read_changes, write_changes};
+use super::record::{Moment, Node, Record, parts, path_of, read_changes, write_changes};
 use super::scan::{Found, Scan};
+use crate::change::Change;
 use crate::rules::{Exclusion, Rule};
 use crate::spill::{self, Sorted, Sorter};
 use crate::{Entry, LinkGroup, Options, Result, Time, TreePath};

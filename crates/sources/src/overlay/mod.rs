@@ -21,7 +21,6 @@ mod scan;
 pub(crate) use collector::{Collector, implicit_time};
 pub use merged::Entries;
 pub(crate) use merged::Merged;
-pub use record::Change;
 pub(crate) use record::{Expected, Moment, Node, Patch, read_name, write_name};
 
 #[cfg(test)]

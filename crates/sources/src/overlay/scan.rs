@@ -9,7 +9,8 @@
 //! tree of the first layers, too.
 
 use super::collector::{Layers, implicit_time, is_below, speaker};
-use super::record::{Change, Expected, Moment, Node, Patch, Record, path_of};
+use super::record::{Expected, Moment, Node, Patch, Record, path_of};
+use crate::change::Change;
 use crate::{Error, Kind, LinkGroup, Options, Result, Time, TreePath};
 
 /// What is at a path.

@@ -4,7 +4,8 @@
 //! directory would. The overlay has to say the same, after each layer, with a budget so small that
 //! everything is sorted on disk.
 
-use super::{Change, Collector, Expected, Merged, Node, Patch};
+use super::{Collector, Expected, Merged, Node, Patch};
+use crate::change::Change;
 use crate::{Attributes, Entry, Kind, LinkGroup, Options, Result, TreePath};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,8 +8,9 @@
 //! are not compared: what is built is what the sources have.
 
 use super::{Description, What, Word, file, inode_flags, mode, number, path, target};
+use crate::change::Change;
 use crate::error::shown;
-use crate::overlay::{Change, Expected};
+use crate::overlay::Expected;
 use crate::{Kind, Time, TreePath};
 use std::collections::BTreeMap;
 

@@ -17,8 +17,9 @@
 
 use super::{Description, What, Word, file, inode_flags, mode, number, path, target};
 use crate::Kind;
+use crate::change::Change;
 use crate::error::shown;
-use crate::overlay::{Change, Expected};
+use crate::overlay::Expected;
 use crate::rules::{check_xattr_name, decimal_time};
 
 /// What a line says.
