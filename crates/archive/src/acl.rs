@@ -1,13 +1,13 @@
 //! POSIX ACLs from the form of the kernel to that of tars.
 //!
 //! The kernel has them as an extended attribute of numbers, archives as text: `user::rw-,…`. Users
-//! and groups are numbers in both, since names mean something on one machine only.
+//! and groups stay numbers in the text, since names mean something on one machine only.
 
 use std::fmt::Write;
 
 const VERSION: u32 = 2;
 
-/// The text of an ACL; `None` if the value is none.
+/// The text of an ACL. `None` if the value is no ACL.
 pub(crate) fn text(value: &[u8]) -> Option<String> {
     let (version, entries) = value.split_first_chunk()?;
     if u32::from_le_bytes(*version) != VERSION || entries.is_empty() {

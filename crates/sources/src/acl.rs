@@ -23,8 +23,8 @@ const GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
-/// The value of an attribute for an ACL. `None` if the mode alone says the same, for which Linux
-/// has no attribute; only an ACL for access can be such.
+/// The value of an attribute for an ACL. `None` if the mode alone says the same: Linux stores no
+/// attribute then. A default ACL never says the same.
 pub(crate) fn from_text(text: &[u8], is_default: bool) -> Result<Option<Vec<u8>>, String> {
     let text = str::from_utf8(text).map_err(|_| "an ACL that is not text".to_owned())?;
     let mut entries = Vec::new();

@@ -1,4 +1,4 @@
-//! Tar archives, of all dialects that are about: the old form, POSIX with extended headers, GNU,
+//! Tar archives, of all dialects that are in use: the old form, POSIX with extended headers, GNU,
 //! and what star and libarchive add.
 //!
 //! [`header`] knows one block, [`pax`] the extended records, [`members`] how they make a member.
@@ -33,7 +33,7 @@ pub(crate) enum Whiteouts {
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Names that begin so are bookkeeping of the file system that invented whiteouts.
+/// Names with this beginning are bookkeeping of the file system that invented whiteouts.
 const BOOKKEEPING: &[u8] = b".wh..wh.";
 
 /// Tells the collector what an archive holds.
