@@ -76,7 +76,7 @@ fn refused(error: impl std::error::Error) -> Refused {
     Refused::because(error.to_string())
 }
 
-/// What is written, and how large it becomes.
+/// Where the file system is written, and how large it becomes.
 fn place(options: &Options, content: &Content) -> Result<(Output, ImageSize), Refused> {
     let path = options.device.clone();
     if !path.exists() {
@@ -110,7 +110,7 @@ fn gather(from: &Path) -> Result<Sources, Refused> {
         let what = "is not a directory, or cannot be read";
         return Err(Refused::because(format!("{} {what}", from.display())));
     }
-    // A colon in a name is one of the name.
+    // A colon in the directory's name belongs to the name.
     let mut argument = b"dir:".to_vec();
     for byte in from.as_os_str().as_bytes() {
         if *byte == b':' {

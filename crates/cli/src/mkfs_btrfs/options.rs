@@ -1,6 +1,6 @@
 //! The command line of mkfs.btrfs, as btrfs-progs 6.14 has it, with two later options.
 //!
-//! Values are taken apart here, with the same words refused as there. What mkfs.btrfs knows and
+//! Values are parsed here, and the same words are refused as there. What mkfs.btrfs knows and
 //! Larder does not is refused by name.
 
 use super::Refused;
@@ -101,7 +101,7 @@ pub(super) struct Content {
     pub(super) subvolumes: Vec<Subvolume>,
     pub(super) flags: Vec<InodeFlags>,
     pub(super) shrink: bool,
-    /// Extents were to be those of the directory.
+    /// The extents of the directory's files were to be shared.
     pub(super) reflink: bool,
 }
 
@@ -277,8 +277,8 @@ fn nodesize(text: &str) -> Result<u32, Refused> {
     u32::try_from(bytes).map_err(|_| Refused::because(format!("illegal nodesize {bytes}")))
 }
 
-/// `no`, or a method and a level. Unlike Larder's own options, zstd's levels end at 15 and begin at
-/// 1, as there.
+/// `no`, or a method and a level. Here zstd's levels are 1 to 15, as in mkfs.btrfs; Larder's own
+/// options take others, too.
 fn compress(text: &str) -> Result<Option<Packing>, Refused> {
     if text == "no" {
         return Ok(None);
@@ -297,7 +297,7 @@ fn compress(text: &str) -> Result<Option<Packing>, Refused> {
     text.parse().map(Some).map_err(|_| bad())
 }
 
-/// `[TYPE:]PATH`. A path with another word in front of a colon is a path with a colon.
+/// `[TYPE:]PATH`. If the word before the colon is no type, the colon belongs to the path.
 fn subvolume(text: &OsString) -> Subvolume {
     let (kind, path) = before_colon(text);
     let (read_only, default) = match kind {
