@@ -1,13 +1,14 @@
 //! Trimming: telling the device of all free space, or of that in a range, on request.
 //!
-//! [`super::discard`] tells the device what is freed as it is freed; a trim goes through what is
-//! free now. This module hides which space that is. It is what `FITRIM` takes on Linux:
+//! [`super::discard`] tells the device of space at the time when it is freed; a trim goes through
+//! what is free now. This module hides which space that is. It is the space that `FITRIM` takes on
+//! Linux:
 //!
 //! - Addresses are logical. They have nothing to do with the size of the device, so no start lies
 //!   behind the end of the file system. Only the last address of all is refused, and a range of
 //!   less than a sector.
-//! - Of a block group in which the range begins, nothing is trimmed. A group in which it ends is
-//!   trimmed up to there.
+//! - Nothing of a block group in which the range begins is trimmed. A group in which the range ends
+//!   is trimmed up to there.
 //! - A free run is left out if less of it lies in the range than `min_len`, or less than the device
 //!   says that it discards at once.
 //! - Space that belongs to no chunk has no logical address. It is trimmed once, whatever the range
