@@ -11,7 +11,7 @@
 
 use crate::errno::Errno;
 
-/// Name of the attribute that governs access.
+/// Name of the attribute that decides about access.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Name of the attribute that new inodes in a directory inherit.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";

@@ -1,10 +1,10 @@
 //! Permission checks in the daemon.
 //!
-//! If anybody but root can enter a mount, the kernel checks permissions: files are opened without
-//! a request, so there is no moment at which the daemon could refuse. If only root can enter, the
-//! kernel does not check, which saves requests. Then only callers that act as somebody else
-//! (`setfsuid`) are left to check, and that is done here. It is no security border: the kernel uses
-//! names and attributes that it has cached without asking.
+//! If other users than root can enter a mount, the kernel checks permissions: files are opened
+//! without a request, so there is no moment at which the daemon could refuse. If only root can
+//! enter, the kernel does not check, which saves requests. Then only callers that act as another
+//! user (`setfsuid`) are left to check, and that is done here. It is no security border: the kernel
+//! uses names and attributes that it has cached without asking.
 
 use crate::acl::Acl;
 use crate::errno::Errno;

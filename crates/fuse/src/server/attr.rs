@@ -87,7 +87,8 @@ impl Server {
         if let Some(perm) = change.perm
             && let Some(mut acl) = self.access_acl(id)?
         {
-            // These are two changes, so not on a thread that may have to start over between them.
+            // These are two changes, so they do not run on a thread that may have to start over
+            // between them.
             if context == ExecContext::Queue {
                 return Err(Failure::Wait);
             }

@@ -116,7 +116,7 @@ impl Server {
         self.made(announcement, dir, name, attr, reply)
     }
 
-    /// Answers with an inode that has just got a name, and announces it.
+    /// Answers with an inode that has just got a name, and announces the name.
     fn made(
         &self,
         announcement: Announcement<'_>,
