@@ -11,8 +11,8 @@
 //!
 //! fio cannot do this: with reads and writes mixed, its `--fsync=4` also calls `fsync` after reads
 //! with nothing new to sync. Clients are threads of one process, since processes would take much of
-//! the memory that this is about. That memory is less than the table: clients and daemon are in one
-//! group, and so are the kernel's pages of the table, but not its pages of the image behind the
+//! the memory that is measured here. That memory is less than the table. Clients and daemon are in
+//! one group, with the kernel's pages of the table, but without its pages of the image behind the
 //! loop device. The growth of the machine's page cache, which is in the report, includes both.
 //!
 //! It runs for a time, not for an amount. The result is the seconds that a thousand transactions
@@ -47,7 +47,7 @@ pub(crate) struct Database {
     clients: u64,
     #[arg(long)]
     files: u64,
-    /// For so long.
+    /// Runs for so many seconds.
     #[arg(long)]
     seconds: u64,
 }
