@@ -8,6 +8,7 @@
 //! first one. There is no entry for a socket, because tars have none.
 
 use crate::acl;
+use larder_format::acl::{ACCESS, DEFAULT};
 use larder_sources::{Attributes, Contents, Entry, Kind, LinkGroup, Time, TreePath};
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -192,8 +193,8 @@ impl<W: Write> TarWriter<W> {
     fn attributes(&self, attributes: &Attributes, records: &mut Records) {
         for (name, value) in &attributes.xattrs {
             let acl = match &name[..] {
-                b"system.posix_acl_access" => Some("SCHILY.acl.access"),
-                b"system.posix_acl_default" => Some("SCHILY.acl.default"),
+                ACCESS => Some("SCHILY.acl.access"),
+                DEFAULT => Some("SCHILY.acl.default"),
                 _ => None,
             };
             let as_text = acl.filter(|_| self.style == Style::Archive).zip(acl::text(value));

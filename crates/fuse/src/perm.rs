@@ -6,9 +6,10 @@
 //! user (`setfsuid`) are left to check, and that is done here. It is no security border: the kernel
 //! uses names and attributes that it has cached without asking.
 
-use crate::acl::Acl;
+use crate::acl;
 use crate::errno::Errno;
 use crate::proto::InHeader;
+use larder_format::acl::Acl;
 use larder_fs::{Attr, FileKind};
 use larder_proc::Status;
 
@@ -69,7 +70,7 @@ pub(crate) fn allows(caller: Caller, attr: &Attr, acl: Option<&Acl>, want: u8) -
         return has(6);
     }
     if let Some(acl) = acl {
-        return acl.allows(caller.uid, &mut |g| caller.is_in(g), attr.uid, attr.gid, want);
+        return acl::allows(acl, caller.uid, &mut |g| caller.is_in(g), attr.uid, attr.gid, want);
     }
     // Most inodes treat group and others alike: then the caller's groups do not matter.
     let alike = (attr.perm >> 3 ^ attr.perm) & 7 == 0;

@@ -19,6 +19,7 @@ use super::{LONGEST_PATH, LONGEST_TARGET, Store};
 use crate::error::{Error, Result};
 use crate::overlay::{Collector, Node};
 use crate::{Attributes, Contents, Kind, Locator, SourceNumber, Time, TreePath, acl, flags};
+use larder_format::acl::{ACCESS, DEFAULT};
 use members::{Member, Members};
 use std::io;
 
@@ -293,10 +294,9 @@ impl Reading<'_> {
                 self.collector.note(&self.member.name, &what);
             }
         }
-        for (keyword, name, is_default) in [
-            (&b"SCHILY.acl.access"[..], acl::ACCESS, false),
-            (b"SCHILY.acl.default", acl::DEFAULT, true),
-        ] {
+        for (keyword, name, is_default) in
+            [(&b"SCHILY.acl.access"[..], ACCESS, false), (b"SCHILY.acl.default", DEFAULT, true)]
+        {
             // The form of Linux, with numbers, is better than text, which may have names only.
             if let Some(text) = extended.get(keyword)
                 && !xattrs.contains_key(name)
