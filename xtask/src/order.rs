@@ -330,6 +330,7 @@ pub(crate) const HOUSES: &[House] = &[
             "dir",
             "orphan",
             "access",
+            "survey",
             "create",
             "subvolume",
             "link",
