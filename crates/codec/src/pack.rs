@@ -165,14 +165,10 @@ impl Packer {
         if set.is_err() {
             return false;
         }
-        self.out.resize(limit, 0);
-        match context.compress2(&mut self.out[..], data) {
-            Ok(len) => {
-                self.out.truncate(len);
-                true
-            }
-            Err(_) => false,
-        }
+        // Written behind what is there, which is nothing: so the room need not be filled before.
+        self.out.clear();
+        self.out.reserve(limit);
+        context.compress2(&mut self.out, data).is_ok()
     }
 }
 

@@ -13,15 +13,18 @@
 use super::look::{Looker, Seen};
 use crate::spill::{Records, Sorter};
 use crate::{Error, Options, Result, TreePath};
-use rustix::fs::Dir;
+use rustix::fs::RawDir;
 use std::collections::{BTreeMap, HashMap};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Memory for sorting the names of one directory.
 const NAMES: usize = 1 << 20;
 /// A directory with more names is not looked through ahead of the walk.
-const MOST_NAMES: u64 = 4096;
+const MOST_NAMES: usize = 4096;
+/// Bytes of names that are read at once.
+const BUFFER: usize = 32 << 10;
 /// What a name costs in memory beside its bytes, about.
 const OVERHEAD: usize = 300;
 /// What a directory costs beside its names. So few are open at once.
@@ -65,8 +68,10 @@ pub(super) struct Ahead<'a> {
     looker: &'a Looker<'a>,
     options: &'a Options,
     state: Mutex<State>,
-    /// There is something to list, something was listed, or the walk has ended.
-    changed: Condvar,
+    /// There is something to list, or the walk has ended.
+    work: Condvar,
+    /// What the walk waits for was listed, or a thread has ended.
+    listed: Condvar,
 }
 
 #[derive(Default)]
@@ -77,6 +82,10 @@ struct State {
     taken: HashMap<TreePath, Option<Result<Listing>>>,
     /// Memory of the listings that the walk has not come to.
     cost: usize,
+    /// Threads that have nothing to do.
+    idle: usize,
+    /// What the walk waits for.
+    awaited: Option<TreePath>,
     ended: bool,
 }
 
@@ -86,8 +95,8 @@ pub(super) fn with<T>(
     options: &Options,
     walk: impl FnOnce(&Ahead<'_>) -> T,
 ) -> T {
-    let (state, changed) = (Mutex::default(), Condvar::new());
-    let ahead = Ahead { looker, options, state, changed };
+    let (state, work, listed) = (Mutex::default(), Condvar::new(), Condvar::new());
+    let ahead = Ahead { looker, options, state, work, listed };
     std::thread::scope(|scope| {
         let _end = End(&ahead);
         for _ in 0..THREADS {
@@ -106,7 +115,8 @@ struct End<'a>(&'a Ahead<'a>);
 impl Drop for End<'_> {
     fn drop(&mut self) {
         self.0.lock().ended = true;
-        self.0.changed.notify_all();
+        self.0.work.notify_all();
+        self.0.listed.notify_all();
     }
 }
 
@@ -116,8 +126,18 @@ impl Ahead<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    /// Wakes threads for what waits. Waking is costly, so no more are woken than can go on.
+    fn wake(&self, state: &State) {
+        if state.cost < self.most() {
+            for _ in 0..state.idle.min(state.waiting.len()) {
+                self.work.notify_one();
+            }
+        }
+    }
+
+    /// The most that listings ahead of the walk may cost.
+    fn most(&self) -> usize {
+        self.options.memory / SHARE
     }
 
     /// The listing of a directory that is in `parent`.
@@ -125,12 +145,14 @@ impl Ahead<'_> {
         let mut state = self.lock();
         while let Some(None) = state.taken.get(path) {
             assert!(!state.ended, "a thread that lists directories has panicked");
-            state = self.wait(state);
+            state.awaited = Some(path.clone());
+            state = self.listed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.awaited = None;
         if let Some(listing) = state.taken.remove(path).flatten() {
             if let Ok(listing) = &listing {
                 state.cost -= listing.cost;
-                self.changed.notify_all();
+                self.wake(&state);
             }
             return listing;
         }
@@ -144,12 +166,14 @@ impl Ahead<'_> {
         let _end = End(self);
         let mut state = self.lock();
         while !state.ended {
-            let next = match state.cost < self.options.memory / SHARE {
+            let next = match state.cost < self.most() {
                 true => state.waiting.pop_first(),
                 false => None,
             };
             let Some((path, parent)) = next else {
-                state = self.wait(state);
+                state.idle += 1;
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
                 continue;
             };
             state.taken.insert(path.clone(), None);
@@ -159,34 +183,46 @@ impl Ahead<'_> {
             if let Ok(listing) = &listing {
                 state.cost += listing.cost;
             }
+            if state.awaited.as_ref() == Some(&path) {
+                self.listed.notify_one();
+            }
             state.taken.insert(path, Some(listing));
-            self.changed.notify_all();
         }
     }
 
     /// Lists a directory. The directories in it wait from then on.
     pub(super) fn list(&self, fd: OwnedFd, path: &TreePath) -> Result<Listing> {
-        let mut sorter = Sorter::new(NAMES, &self.options.temporary);
-        let list = Dir::read_from(&fd).map_err(|e| self.looker.io(path)(e.into()))?;
-        for entry in list {
+        match self.names(&fd, path)? {
+            Unsorted::Few(mut names) => {
+                names.sort_unstable();
+                Ok(self.look_through(Arc::new(fd), path, names))
+            }
+            Unsorted::Many(sorter) => {
+                let names = Names::Many(sorter.finish()?.records()?);
+                Ok(Listing { fd: Arc::new(fd), names, cost: NAMES })
+            }
+        }
+    }
+
+    /// The names of a directory as they come.
+    fn names(&self, fd: &OwnedFd, path: &TreePath) -> Result<Unsorted> {
+        let mut names = Unsorted::Few(Vec::new());
+        let mut buffer = [MaybeUninit::uninit(); BUFFER];
+        let mut list = RawDir::new(fd, &mut buffer);
+        while let Some(entry) = list.next() {
             let entry = entry.map_err(|e| self.looker.io(path)(e.into()))?;
             let name = entry.file_name().to_bytes();
             if !matches!(name, b"." | b"..") {
-                sorter.push(name, b"")?;
+                names.push(name, self.options)?;
             }
         }
-        let sorted = sorter.finish()?;
-        let (fd, names) = (Arc::new(fd), sorted.records()?);
-        if sorted.count() > MOST_NAMES {
-            return Ok(Listing { fd, names: Names::Many(names), cost: NAMES });
-        }
-        self.look_through(fd, path, names)
+        Ok(names)
     }
 
-    fn look_through(&self, fd: Arc<OwnedFd>, dir: &TreePath, names: Records) -> Result<Listing> {
-        let (mut seen, mut below, mut cost) = (Vec::new(), Vec::new(), OPEN);
-        for record in names {
-            let (name, _) = record?;
+    fn look_through(&self, fd: Arc<OwnedFd>, dir: &TreePath, names: Vec<Vec<u8>>) -> Listing {
+        let mut seen = Vec::with_capacity(names.len());
+        let (mut below, mut cost) = (Vec::new(), OPEN);
+        for name in names {
             let mut path = dir.clone();
             path.push(&name);
             let found = self.looker.look(&fd, &path);
@@ -199,9 +235,30 @@ impl Ahead<'_> {
         if !below.is_empty() {
             let mut state = self.lock();
             state.waiting.extend(below.into_iter().map(|path| (path, Arc::clone(&fd))));
-            drop(state);
-            self.changed.notify_all();
+            self.wake(&state);
         }
-        Ok(Listing { fd, names: Names::Seen(seen.into_iter()), cost })
+        Listing { fd, names: Names::Seen(seen.into_iter()), cost }
+    }
+}
+
+/// The names of a directory in any order.
+enum Unsorted {
+    Few(Vec<Vec<u8>>),
+    Many(Sorter),
+}
+
+impl Unsorted {
+    fn push(&mut self, name: &[u8], options: &Options) -> Result<()> {
+        match self {
+            Self::Few(names) if names.len() < MOST_NAMES => names.push(name.to_vec()),
+            Self::Few(names) => {
+                let mut sorter = Sorter::new(NAMES, &options.temporary);
+                names.iter().try_for_each(|name| sorter.push(name, b""))?;
+                sorter.push(name, b"")?;
+                *self = Self::Many(sorter);
+            }
+            Self::Many(sorter) => sorter.push(name, b"")?,
+        }
+        Ok(())
     }
 }

@@ -153,7 +153,7 @@ impl Looker<'_> {
                 seconds: stat.st_mtime,
                 nanoseconds: u32::try_from(stat.st_mtime_nsec).expect("less than a second"),
             },
-            xattrs: xattrs(full).map_err(Error::io(shown(full.as_os_str().as_bytes())))?,
+            xattrs: xattrs(full).map_err(|e| Error::io(shown(full.as_os_str().as_bytes()))(e))?,
             ..Attributes::default()
         })
     }
@@ -203,9 +203,16 @@ fn xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(xattrs)
 }
 
-/// Calls again with a larger buffer until all fits.
+/// Calls again with a larger buffer until all fits. Most files have no attributes, and then nothing
+/// is allocated.
 fn grown(get: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
-    let mut buf = vec![0; 256];
+    let mut small = [0; 256];
+    match get(&mut small) {
+        Ok(len) => return Ok(small[..len].to_vec()),
+        Err(Errno::RANGE) => {}
+        Err(e) => return Err(e),
+    }
+    let mut buf = vec![0; small.len() * 8];
     loop {
         match get(&mut buf) {
             Ok(len) => {
