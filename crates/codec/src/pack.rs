@@ -165,10 +165,16 @@ impl Packer {
         if set.is_err() {
             return false;
         }
-        // Written behind what is there, which is nothing: so the room need not be filled before.
-        self.out.clear();
-        self.out.reserve(limit);
-        context.compress2(&mut self.out, data).is_ok()
+        // Exactly so much room, as what zstd makes depends on it: a larger one, left from a call
+        // before, would give other bytes than one thread more or less does.
+        self.out.resize(limit, 0);
+        match context.compress2(&mut self.out[..], data) {
+            Ok(len) => {
+                self.out.truncate(len);
+                true
+            }
+            Err(_) => false,
+        }
     }
 }
 
