@@ -331,6 +331,7 @@ pub(crate) const HOUSES: &[House] = &[
             "dir",
             "orphan",
             "access",
+            "survey",
             "create",
             "subvolume",
             "link",

@@ -186,9 +186,14 @@ impl<'a> Names<'a> {
         {
             linked.names += 1;
             let linked = *linked;
-            if linked.names > LINK_MAX || linked.kind != kind {
-                let what =
-                    if linked.kind == kind { "too many links" } else { "links of two types" };
+            if linked.kind != kind {
+                return Err(Error::entry(&entry.path, "links of two types"));
+            }
+            if linked.names > LINK_MAX {
+                let what = format!(
+                    "a file of more than {LINK_MAX} hard links, which Linux does not allow; leave \
+                     some out, or make copies of it"
+                );
                 return Err(Error::entry(&entry.path, what));
             }
             return self.name(linked.inode, kind, name);

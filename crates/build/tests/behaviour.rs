@@ -61,6 +61,33 @@ fn a_hundred_thousand_files_in_little_memory() {
     assert_sound(&image, "a hundred thousand files");
 }
 
+/// A file with `names` names in a hundred directories.
+fn link_farm(names: usize) -> Source {
+    let mut s = Source::new();
+    for d in 0..100 {
+        s.dir(format!("{d:02}"));
+    }
+    s.file("00/0", noise(5000, 1));
+    for n in 1..names {
+        s.link(format!("{:02}/{n}", n % 100), "00/0", 1);
+    }
+    s
+}
+
+#[test]
+fn a_file_has_as_many_names_as_linux_allows_and_no_more() {
+    const MOST: usize = 65_535;
+    let dir = larder_simtest::oracle::scratch();
+    let image = dir.path().join("img");
+    let report = link_farm(MOST).build(&image, &options()).unwrap();
+    assert_eq!((report.inodes.files, report.names), (1, MOST as u64 + 100));
+    assert_sound(&image, "as many names as there can be");
+    let other = dir.path().join("other");
+    let e = link_farm(MOST + 1).build(&other, &options()).unwrap_err().to_string();
+    assert!(e.starts_with("99/") && e.contains("more than 65535 hard links"), "{e}");
+    assert!(!other.exists());
+}
+
 #[test]
 fn an_empty_tree_makes_an_image_that_tools_like() {
     let dir = larder_simtest::oracle::scratch();

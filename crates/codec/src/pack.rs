@@ -165,6 +165,8 @@ impl Packer {
         if set.is_err() {
             return false;
         }
+        // Exactly so much room: with hardly more than a frame takes zstd gives up. Room that was
+        // left from a longer call would make what is stored depend on what was packed before.
         self.out.resize(limit, 0);
         match context.compress2(&mut self.out[..], data) {
             Ok(len) => {
@@ -245,6 +247,32 @@ mod tests {
             let size = zstd::zstd_safe::get_frame_content_size(frame).unwrap();
             // A frame that says its size needs no window beyond that.
             assert_eq!(size, Some(data.len() as u64), "{packing}");
+        }
+    }
+
+    /// An image has to be the same whatever a thread has packed before.
+    #[test]
+    fn what_was_packed_before_does_not_show() {
+        let mut used = Packer::default();
+        let zstd = Packing::new(Compression::Zstd, Some(3)).unwrap();
+        let mut seed = 1u32;
+        let mut text = |len: usize| -> Vec<u8> {
+            let mut byte = || {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                b'a' + (seed >> 24) as u8 % 24
+            };
+            (0..len).map(|_| byte()).collect()
+        };
+        used.pack(zstd, &text(131_072), usize::MAX).unwrap();
+        for len in (4097..40_000).step_by(997) {
+            let data = text(len);
+            let packed = used.pack(zstd, &data, usize::MAX).unwrap().len();
+            // With hardly more room than it takes, zstd may give up.
+            for limit in packed..packed + 40 {
+                let fresh = Packer::default().pack(zstd, &data, limit).map(<[u8]>::to_vec);
+                let again = used.pack(zstd, &data, limit).map(<[u8]>::to_vec);
+                assert!(again == fresh, "{len} bytes into {limit}");
+            }
         }
     }
 

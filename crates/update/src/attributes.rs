@@ -4,7 +4,8 @@
 //! sources say. The times of the last access and of the inode do not: reading a source changes the
 //! first, and any change here changes the second. They are set together with the others.
 
-use larder_fs::{Attr, Filesystem, InodeId, Result, SetAttr, SetTime, Timestamp, XattrMode};
+use crate::listing;
+use larder_fs::{Filesystem, InodeId, Result, SetAttr, SetTime, Surveyed, Timestamp, XattrMode};
 use larder_sources::{Attributes, Time};
 
 /// A time of the sources as the engine has it.
@@ -13,12 +14,14 @@ pub(crate) fn timestamp(time: Time) -> Timestamp {
 }
 
 /// Do owner, mode and extended attributes differ, or the time of the last change?
-pub(crate) fn differ(fs: &Filesystem, now: &Attr, wanted: &Attributes) -> Result<bool> {
-    let same = now.uid == wanted.uid
-        && now.gid == wanted.gid
-        && now.perm == wanted.permissions
-        && now.mtime == timestamp(wanted.modified);
-    Ok(!same || xattrs(fs, now.id)? != wanted.xattrs)
+pub(crate) fn differ(now: &Surveyed, wanted: &Attributes) -> bool {
+    let Surveyed { attr, xattrs } = now;
+    let same = attr.uid == wanted.uid
+        && attr.gid == wanted.gid
+        && attr.perm == wanted.permissions
+        && attr.mtime == timestamp(wanted.modified);
+    let xattrs = xattrs.iter().filter(|(name, _)| !is_own(name));
+    !same || !xattrs.eq(&wanted.xattrs)
 }
 
 /// Sets all of them. The owner comes before the mode, because a change of owner takes bits of the
@@ -40,7 +43,8 @@ pub(crate) fn set(fs: &Filesystem, id: InodeId, wanted: &Attributes) -> Result<(
 }
 
 fn set_xattrs(fs: &Filesystem, id: InodeId, wanted: &Attributes) -> Result<()> {
-    let now = xattrs(fs, id)?;
+    let mut now = listing::one(fs, id)?.xattrs;
+    now.retain(|(name, _)| !is_own(name));
     for (name, _) in &now {
         if wanted.xattrs.binary_search_by(|(n, _)| n.cmp(name)).is_err() {
             fs.removexattr(id, name)?;
@@ -54,16 +58,8 @@ fn set_xattrs(fs: &Filesystem, id: InodeId, wanted: &Attributes) -> Result<()> {
     Ok(())
 }
 
-/// Extended attributes, sorted by name. Properties of btrfs are the image's own: the sources do not
-/// decide how a file is compressed, unless they have the property.
-fn xattrs(fs: &Filesystem, id: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let mut all = Vec::new();
-    for name in fs.listxattr(id)? {
-        if !name.starts_with(b"btrfs.") {
-            let value = fs.getxattr(id, &name)?;
-            all.push((name, value));
-        }
-    }
-    all.sort_unstable();
-    Ok(all)
+/// Properties of btrfs are the image's own: the sources do not decide how a file is compressed, unless
+/// they have the property.
+fn is_own(name: &[u8]) -> bool {
+    name.starts_with(b"btrfs.")
 }

@@ -3,12 +3,11 @@
 use crate::contents::{Failed, File};
 use crate::error::At;
 use crate::links::Links;
-use crate::listing::{self, Name};
+use crate::listing::{self, Left, Name};
 use crate::{Change, Compare, Error, OpenContents, Options, Result, Summary, What};
 use crate::{attributes, remove};
-use larder_fs::{Attr, FileKind, Filesystem, InodeId, NewInode};
+use larder_fs::{Attr, FileKind, Filesystem, InodeId, NewInode, Surveyed};
 use larder_sources::{Attributes, Entry, Kind, Locator, TreePath};
-use std::iter::Peekable;
 
 /// An update on its way.
 pub(crate) struct Walk<'a> {
@@ -28,7 +27,7 @@ struct Level {
     /// `None`: it would have been made, but this is a dry run.
     id: Option<InodeId>,
     /// Names that the image has in it, and that the sources have not come to yet.
-    left: Peekable<std::vec::IntoIter<Name>>,
+    left: Left,
     /// What the sources say of it. `None` for a root without an entry.
     attributes: Option<Attributes>,
     /// It was reported already, as something new.
@@ -39,7 +38,7 @@ struct Level {
 enum Found {
     Nothing,
     Other(Name),
-    Same(Attr),
+    Same(Surveyed),
 }
 
 impl<'a> Walk<'a> {
@@ -102,10 +101,9 @@ impl<'a> Walk<'a> {
         told: bool,
     ) -> Result<()> {
         let left = match id {
-            Some(id) => listing::of(self.fs, id).at(&path, "list the directory")?,
-            None => Vec::new(),
+            Some(id) => Left::of(self.fs, id).at(&path, "list the directory")?,
+            None => Left::default(),
         };
-        let left = left.into_iter().peekable();
         self.levels.push(Level { path, id, left, attributes, told });
         Ok(())
     }
@@ -113,17 +111,18 @@ impl<'a> Walk<'a> {
     /// Ends a directory: removes what the sources do not have, and sets its attributes. They are
     /// set last, because each change in the directory changes its time.
     fn leave(&mut self) -> Result<()> {
-        while let Some(name) = self.top().left.next() {
+        while let Some(name) = self.top().left.next_if(|_| true) {
             self.remove_left(&name)?;
         }
         let level = self.levels.pop().expect("the caller has seen it");
         let (Some(id), Some(wanted)) = (level.id, &level.attributes) else { return Ok(()) };
-        let now = self.fs.getattr(id).at(&level.path, "read attributes")?;
+        let mut now = listing::one(self.fs, id).at(&level.path, "read attributes")?;
+        let modified = attributes::timestamp(wanted.modified);
+        let touched = now.attr.mtime != modified;
         // The time differs wherever names came or went. Those names were reported themselves.
-        let untouched = Attr { mtime: attributes::timestamp(wanted.modified), ..now.clone() };
-        let differ = |attr| attributes::differ(self.fs, attr, wanted);
-        let others = differ(&untouched).at(&level.path, "read attributes")?;
-        if !self.options.dry_run && (others || now.mtime != untouched.mtime) {
+        now.attr.mtime = modified;
+        let others = attributes::differ(&now, wanted);
+        if !self.options.dry_run && (others || touched) {
             attributes::set(self.fs, id, wanted).at(&level.path, "set attributes")?;
         }
         match (level.told, others) {
@@ -141,11 +140,12 @@ impl<'a> Walk<'a> {
         while let Some(before) = self.top().left.next_if(|n| n.name.as_slice() < name) {
             self.remove_left(&before)?;
         }
-        let Some(there) = self.top().left.next_if(|n| n.name == name) else {
-            return Ok(Found::Nothing);
-        };
-        let attr = self.fs.getattr(there.id).at(&entry.path, "read attributes")?;
-        Ok(if self.is_same(entry, &attr)? { Found::Same(attr) } else { Found::Other(there) })
+        let (fs, top) = (self.fs, self.top());
+        // A directory to be made has no names.
+        let Some(dir) = top.id else { return Ok(Found::Nothing) };
+        let there = top.left.take(fs, dir, name).at(&entry.path, "read attributes")?;
+        let Some((there, now)) = there else { return Ok(Found::Nothing) };
+        Ok(if self.is_same(entry, &now.attr)? { Found::Same(now) } else { Found::Other(there) })
     }
 
     /// Is it of the entry's type, with equal values of what cannot be changed in that type?
@@ -200,7 +200,9 @@ impl<'a> Walk<'a> {
     fn directory(&mut self, entry: Entry, found: Found) -> Result<()> {
         let Entry { path, attributes, .. } = entry;
         let what = match found {
-            Found::Same(now) => return self.enter(path, Some(now.id), Some(attributes), false),
+            Found::Same(now) => {
+                return self.enter(path, Some(now.attr.id), Some(attributes), false);
+            }
             Found::Nothing => What::Added,
             Found::Other(name) => {
                 self.clear(&path, &name)?;
@@ -218,12 +220,12 @@ impl<'a> Walk<'a> {
             return self.further_name(entry, first, found);
         }
         match found {
-            Found::Same(now) if self.links.may_keep(&now, entry.links) => {
-                self.links.keep(now.id, entry.links);
+            Found::Same(now) if self.links.may_keep(&now.attr, entry.links) => {
+                self.links.keep(now.attr.id, entry.links);
                 self.compare(entry, &now)
             }
             Found::Same(now) => {
-                let name = self.name_of(entry, &now);
+                let name = self.name_of(entry, &now.attr);
                 self.clear(&entry.path, &name)?;
                 self.make(entry, What::Replaced)
             }
@@ -238,12 +240,12 @@ impl<'a> Walk<'a> {
     /// A name of an inode that an earlier entry made known; `first` is `None` in a dry run.
     fn further_name(&mut self, entry: &Entry, first: Option<InodeId>, found: Found) -> Result<()> {
         match found {
-            Found::Same(now) if Some(now.id) == first => {
+            Found::Same(now) if Some(now.attr.id) == first => {
                 self.summary.unchanged += 1;
                 return Ok(());
             }
             Found::Same(now) => {
-                let name = self.name_of(entry, &now);
+                let name = self.name_of(entry, &now.attr);
                 self.clear(&entry.path, &name)?;
             }
             Found::Other(name) => self.clear(&entry.path, &name)?,
@@ -295,14 +297,15 @@ impl<'a> Walk<'a> {
     }
 
     /// Changes what the image has where it is not as the sources say.
-    fn compare(&mut self, entry: &Entry, now: &Attr) -> Result<()> {
+    fn compare(&mut self, entry: &Entry, now: &Surveyed) -> Result<()> {
         let mut what = None;
-        if attributes::differ(self.fs, now, &entry.attributes).at(&entry.path, "read attributes")? {
+        let id = now.attr.id;
+        if attributes::differ(now, &entry.attributes) {
             what = Some(What::Attributes);
         }
         if let Kind::File { size, contents } = &entry.kind {
-            let file = File { fs: self.fs, id: now.id, size: now.size };
-            if self.contents_differ(entry, &file, now)? {
+            let file = File { fs: self.fs, id, size: now.attr.size };
+            if self.contents_differ(entry, &file, &now.attr)? {
                 what = Some(What::Contents);
                 if !self.options.dry_run {
                     self.write(entry, file, *size, contents.as_ref())?;
@@ -314,8 +317,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         };
         if !self.options.dry_run {
-            attributes::set(self.fs, now.id, &entry.attributes)
-                .at(&entry.path, "set attributes")?;
+            attributes::set(self.fs, id, &entry.attributes).at(&entry.path, "set attributes")?;
         }
         self.tell(&entry.path, what)
     }

@@ -109,6 +109,18 @@ pub struct Attr {
     pub flags: u64,
 }
 
+/// Name and value of an extended attribute.
+pub type Xattr = (Vec<u8>, Vec<u8>);
+
+/// All attributes of an inode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surveyed {
+    /// What `stat` shows, and more.
+    pub attr: Attr,
+    /// Extended attributes that can be read, sorted by name.
+    pub xattrs: Vec<Xattr>,
+}
+
 /// Changes for [`Filesystem::setattr`](crate::Filesystem). `None` leaves a field as it is. The
 /// ctime always advances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 //! | `dir` | how directories are searched and listed |
 //! | `orphan` | how inodes are deleted that have no name left |
 //! | `access` | how an operation gets at an inode |
+//! | `survey` | attributes of many inodes, without keeping them in memory |
 //! | `create` | what a new inode needs |
 //! | `subvolume` | entries of subvolumes: making, snapshotting and deleting |
 //! | `link` | giving an inode one more name, and taking names away |
@@ -28,6 +29,7 @@ pub(crate) mod orphan;
 pub(crate) mod rename;
 pub(crate) mod subvolume;
 mod subvolume_moves;
+pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
 pub(crate) mod xattr;

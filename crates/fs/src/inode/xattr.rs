@@ -40,7 +40,7 @@ pub(crate) fn get(core: &Core, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// Does Linux show an attribute of this name on an inode of this kind?
-fn may_have(kind: FileKind, name: &[u8]) -> bool {
+pub(super) fn may_have(kind: FileKind, name: &[u8]) -> bool {
     matches!(kind, FileKind::Regular | FileKind::Directory) || !name.starts_with(b"user.")
 }
 

@@ -9,7 +9,7 @@ use super::merged::Merged;
 use super::record::{Ask, Moment, Node, Patch, Record, path_key};
 use super::{Expected, links, redirect};
 use crate::spill::Sorter;
-use crate::{Error, Kind, LinkGroup, Options, Result, Time, TreePath};
+use crate::{Error, Kind, LinkGroup, Options, Pattern, Result, Time, TreePath};
 use std::sync::Arc;
 
 /// The longest name that btrfs has.
@@ -32,6 +32,26 @@ pub(crate) type Layers = Arc<[Layer]>;
 pub(crate) fn speaker(layers: &[Layer], at: Moment) -> &str {
     let next = layers.partition_point(|layer| layer.start <= at);
     next.checked_sub(1).map_or("", |last| &layers[last].name)
+}
+
+/// What of a source will be left out.
+#[derive(Debug)]
+pub(crate) struct LeftOut {
+    patterns: Vec<Pattern>,
+    /// Where the source is placed.
+    below: TreePath,
+}
+
+impl LeftOut {
+    /// Will a path of the source be left out, with all that is below?
+    pub(crate) fn has(&self, path: &TreePath, kind: &Kind) -> bool {
+        if self.patterns.is_empty() {
+            return false;
+        }
+        let mut placed = self.below.clone();
+        path.components().for_each(|name| placed.push(name));
+        self.patterns.iter().any(|pattern| pattern.matches(&placed, kind))
+    }
 }
 
 /// Takes what sources say.
@@ -102,11 +122,9 @@ impl Collector {
         self.passed_by_whiteouts = TreePath::root();
     }
 
-    /// Will a path of the source be left out, with all that is below?
-    pub(crate) fn leaves_out(&self, path: &TreePath, kind: &Kind) -> bool {
-        let patterns = &self.options.exclude;
-        !patterns.is_empty()
-            && self.placed(path).is_ok_and(|path| patterns.iter().any(|p| p.matches(&path, kind)))
+    /// What of this source will be left out.
+    pub(crate) fn left_out(&self) -> LeftOut {
+        LeftOut { patterns: self.options.exclude.clone(), below: self.below.clone() }
     }
 
     /// The name of the layer that is being read.

@@ -18,7 +18,7 @@ mod record;
 mod redirect;
 mod scan;
 
-pub(crate) use collector::{Collector, implicit_time};
+pub(crate) use collector::{Collector, LeftOut, implicit_time};
 pub use merged::Entries;
 pub(crate) use merged::Merged;
 pub(crate) use record::{Expected, Moment, Node, Patch, read_name, write_name};

@@ -143,6 +143,10 @@ impl InodeTable {
         let old = std::mem::take(&mut *self.inner.lock());
         drop(old);
     }
+    /// How many inodes have left memory so far.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.inner.lock().evicted
+    }
     /// How many inodes are in memory.
     pub(crate) fn len(&self) -> usize {
         self.inner.lock().inodes.len()
@@ -182,9 +186,19 @@ fn load(core: &Core, subvol: &Arc<Subvolume>, ino: u64) -> Result<Inode> {
     }
     let key = inode_key(ObjectId(ino));
     let item = subvol.get(core, &key)?.ok_or(Error::NotFound)?;
-    let (kind, item) = parse(subvol, &key, item.data())?;
-    // Nothing of it has changed since then, or it would not have left memory.
-    Ok(Inode::new(subvol, ino, kind, item, Generation(item.transid.get())))
+    Inode::of_item(subvol, &key, item.data())
+}
+
+impl Inode {
+    /// The inode whose item this is. It is not in memory.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub(crate) fn of_item(subvol: &Arc<Subvolume>, key: &Key, data: &[u8]) -> Result<Self> {
+        let (kind, item) = parse(subvol, key, data)?;
+        // Nothing of it has changed since then, or it would not have left memory.
+        Ok(Self::new(subvol, key.objectid.0, kind, item, Generation(item.transid.get())))
+    }
 }
 
 fn parse(subvol: &Subvolume, key: &Key, data: &[u8]) -> Result<(FileKind, InodeItem)> {

@@ -1,7 +1,10 @@
 //! Attributes, flags and extended attributes.
 
 use super::{World, assert_err, colliding_names, new};
-use crate::{Error, FileKind, NewInode, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use crate::{
+    Error, FileKind, InodeId, NewInode, RenameMode, SetAttr, SetTime, Surveyed, Timestamp,
+    XattrMode,
+};
 use XattrMode::{Create, Replace, Set};
 use larder_format::Key;
 use larder_format::items::InodeFlags;
@@ -201,6 +204,54 @@ fn extended_attributes() {
     w.fs.removexattr(f, b"user.a").unwrap();
     assert_eq!(w.fs.listxattr(f).unwrap(), [vec![b'n'; 255]]);
     w.check();
+}
+
+/// What a survey says of an inode, asked for in the other way.
+fn asked_one_by_one(w: &World, id: InodeId) -> Surveyed {
+    let attr = w.attr(id);
+    let names = w.fs.listxattr(id).unwrap();
+    let mut xattrs: Vec<_> =
+        names.into_iter().map(|name| (name.clone(), w.fs.getxattr(id, &name).unwrap())).collect();
+    xattrs.sort();
+    Surveyed { attr, xattrs }
+}
+
+#[test]
+fn a_survey_says_what_each_inode_says() {
+    let w = World::new();
+    let dir = w.dir(w.root(), "d");
+    let ids: Vec<_> = (0..200).map(|n| w.file(dir, format!("{n}"))).collect();
+    for (n, id) in ids.iter().enumerate() {
+        for name in 0..n % 3 {
+            let name = format!("user.{name}");
+            w.fs.setxattr(*id, name.as_bytes(), &vec![7; n], Set).unwrap();
+        }
+    }
+    // The names of this one stand between its item and its attributes.
+    for n in 0..100 {
+        w.fs.link(ids[2], w.root(), format!("{n:>200}").as_bytes()).unwrap();
+    }
+    let mut inos: Vec<u64> = ids.iter().rev().map(|id| id.ino).collect();
+    inos.extend([dir.ino, w.root().ino, ids[5].ino]);
+    let surveyed = |w: &World| w.fs.survey(w.root().subvol, &inos).unwrap();
+    let each = |w: &World| -> Vec<_> {
+        let id = |&ino: &u64| InodeId { ino, ..w.root() };
+        inos.iter().map(|ino| asked_one_by_one(w, id(ino))).collect()
+    };
+    // From memory, from the tree, and from both.
+    assert_eq!(surveyed(&w), each(&w));
+    let w = w.reopen();
+    let from_tree = surveyed(&w);
+    assert_eq!(from_tree, each(&w));
+    let w = w.reopen();
+    w.fs.setattr(ids[7], &SetAttr { perm: Some(0o601), ..SetAttr::default() }).unwrap();
+    w.fs.removexattr(ids[8], b"user.0").unwrap();
+    let changed = surveyed(&w);
+    assert_ne!(changed, from_tree);
+    assert_eq!(changed, each(&w));
+    w.fs.unlink(dir, b"9").unwrap();
+    assert_err!(w.fs.survey(w.root().subvol, &[ids[1].ino, ids[9].ino]), Error::NotFound);
+    assert_eq!(w.fs.survey(w.root().subvol, &[]).unwrap(), []);
 }
 
 /// The tree is not asked about inodes that were made without any.

@@ -10,7 +10,12 @@
 //!
 //! A file is opened when its contents are needed. If it is not the one that was listed, by inode,
 //! size and times, reading fails and names it.
+//!
+//! `look` says what is behind a name, and `ahead` has threads that list directories before the walk
+//! comes to them.
 
+mod ahead;
+mod look;
 #[cfg(test)]
 mod tests;
 
@@ -18,29 +23,31 @@ use super::Store;
 use super::bytes::{Stamp, has_changed};
 use crate::error::{Error, Result, shown};
 use crate::overlay::{Collector, Moment, Node, read_name, write_name};
-use crate::spill::{Records, Sorter};
-use crate::{Attributes, Contents, Kind, LinkGroup, Locator, SourceNumber, Time, TreePath};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, SeekFrom, Stat};
+use crate::spill::Sorter;
+use crate::{Contents, LinkGroup, SourceNumber, TreePath};
+use ahead::{Ahead, Listing};
+use look::{Looker, Seen};
+use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Memory for the names of one directory.
-const NAMES: usize = 1 << 20;
-
 /// Tells the collector what a directory holds.
 pub(crate) fn read(collector: &mut Collector, root: &Path, source: SourceNumber) -> Result<()> {
-    let options = collector.options();
+    let options = collector.options().clone();
+    let looker = Looker { root, source, left_out: collector.left_out() };
     let several = Sorter::new(options.memory / 8, &options.temporary);
-    let mut walk = Walk { collector, root, source, several, open: Vec::new() };
-    walk.all()?;
-    walk.names_of_several()
+    ahead::with(&looker, &options, |ahead| {
+        let mut walk = Walk { collector, looker: &looker, ahead, several, open: Vec::new() };
+        walk.all()?;
+        walk.names_of_several()
+    })
 }
 
 /// Opens a directory that is a source.
@@ -51,8 +58,8 @@ fn open_root(root: &Path) -> io::Result<OwnedFd> {
 
 struct Walk<'a> {
     collector: &'a mut Collector,
-    root: &'a Path,
-    source: SourceNumber,
+    looker: &'a Looker<'a>,
+    ahead: &'a Ahead<'a>,
     /// Files with several names, by device, inode, and when they were found.
     several: Sorter,
     /// The directories from the root down to the one that is walked.
@@ -60,152 +67,57 @@ struct Walk<'a> {
 }
 
 struct Level {
-    fd: OwnedFd,
     path: TreePath,
-    names: Records,
+    listing: Listing,
 }
 
 impl Walk<'_> {
     fn all(&mut self) -> Result<()> {
-        let fd = open_root(self.root).map_err(self.io(&TreePath::root()))?;
-        let stat = rustix::fs::fstat(&fd).map_err(|e| self.io(&TreePath::root())(e.into()))?;
-        let attributes = self.attributes(&stat, self.root)?;
-        let node = Node { attributes, kind: Kind::Directory, links: None };
-        self.collector.put(&TreePath::root(), node)?;
-        self.enter(fd, TreePath::root())?;
+        let root = TreePath::root();
+        let fd = open_root(self.looker.root).map_err(self.looker.io(&root))?;
+        self.collector.put(&root, self.looker.root(&fd)?)?;
+        let listing = self.ahead.list(fd, &root)?;
+        self.open.push(Level { path: root, listing });
         while let Some(level) = self.open.last_mut() {
-            match level.names.next() {
+            match level.listing.names.next() {
                 None => {
                     self.open.pop();
                 }
-                Some(record) => {
-                    let (name, _) = record?;
-                    self.entry(&name)?;
+                Some(name) => {
+                    let (name, seen) = name?;
+                    self.entry(&name, seen)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn io(&self, path: &TreePath) -> impl FnOnce(io::Error) -> Error + use<> {
-        Error::io(shown(self.full(path).as_os_str().as_bytes()))
-    }
-
-    /// The path on this machine.
-    fn full(&self, path: &TreePath) -> PathBuf {
-        if path.is_root() {
-            return self.root.to_owned();
-        }
-        self.root.join(OsStr::from_bytes(path.as_bytes()))
-    }
-
-    fn enter(&mut self, fd: OwnedFd, path: TreePath) -> Result<()> {
-        let mut sorter = Sorter::new(NAMES, &self.collector.options().temporary);
-        let list = Dir::read_from(&fd).map_err(|e| self.io(&path)(e.into()))?;
-        for entry in list {
-            let entry = entry.map_err(|e| self.io(&path)(e.into()))?;
-            let name = entry.file_name().to_bytes();
-            if !matches!(name, b"." | b"..") {
-                sorter.push(name, b"")?;
-            }
-        }
-        let names = sorter.finish()?.records()?;
-        self.open.push(Level { fd, path, names });
-        Ok(())
-    }
-
-    fn entry(&mut self, name: &[u8]) -> Result<()> {
+    /// Takes a name, and what is behind it if that was looked at.
+    fn entry(&mut self, name: &[u8], seen: Option<Result<Seen>>) -> Result<()> {
         let level = self.open.last().expect("a directory is open");
         let mut path = level.path.clone();
         path.push(name);
-        let stat = rustix::fs::statat(&level.fd, name, AtFlags::SYMLINK_NOFOLLOW);
-        let stat = stat.map_err(|e| self.io(&path)(gone(e, self.root)))?;
-        let kind = self.kind(level.fd.as_fd(), name, &path, &stat)?;
-        if self.collector.leaves_out(&path, &kind) {
-            // It still takes the place of what earlier sources have. Nothing else of it is looked
-            // at, as it may be left out because it cannot be read.
-            let attributes = Attributes::default();
-            return self.collector.put(&path, Node { attributes, kind, links: None });
+        let fd = &level.listing.fd;
+        let seen = seen.unwrap_or_else(|| self.looker.look(fd, &path))?;
+        if seen.leads_on() {
+            let listing = self.ahead.take(fd, &path)?;
+            self.collector.put(&path, seen.node)?;
+            self.open.push(Level { path, listing });
+            return Ok(());
         }
-        let mut full = self.full(&path);
-        if full.as_os_str().len() >= super::LONGEST_PATH {
-            // Longer than Linux takes at once.
-            let dir = level.fd.as_fd().as_raw_fd();
-            full = Path::new("/proc/self/fd").join(dir.to_string()).join(OsStr::from_bytes(name));
+        match seen.shared {
+            Some(file) => self.note_several(&path, file, seen.node),
+            // What is left out still takes the place of what earlier sources have.
+            None => self.collector.put(&path, seen.node),
         }
-        let attributes = self.attributes(&stat, &full)?;
-        let node = Node { attributes, kind, links: None };
-        if node.is_directory() {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let fd = rustix::fs::openat(&level.fd, name, flags, Mode::empty());
-            let fd = fd.map_err(|e| self.io(&path)(e.into()))?;
-            self.collector.put(&path, node)?;
-            return self.enter(fd, path);
-        }
-        if stat.st_nlink > 1 {
-            return self.note_several(&path, &stat, node);
-        }
-        self.collector.put(&path, node)
-    }
-
-    fn kind(&self, dir: BorrowedFd<'_>, name: &[u8], path: &TreePath, stat: &Stat) -> Result<Kind> {
-        use rustix::fs::FileType;
-        let device = || {
-            let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-            (major, minor)
-        };
-        Ok(match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => Kind::Directory,
-            FileType::RegularFile => {
-                let size = stat.st_size.cast_unsigned();
-                let key = FileKey { stamp: stamp(stat), path: path.as_bytes() }.encode();
-                let contents = (size > 0).then_some(Locator { source: self.source, key });
-                Kind::File { size, contents }
-            }
-            FileType::Symlink => {
-                let target = rustix::fs::readlinkat(dir, name, Vec::new());
-                Kind::Symlink(target.map_err(|e| self.io(path)(e.into()))?.into_bytes())
-            }
-            FileType::CharacterDevice => {
-                let (major, minor) = device();
-                Kind::CharDevice { major, minor }
-            }
-            FileType::BlockDevice => {
-                let (major, minor) = device();
-                Kind::BlockDevice { major, minor }
-            }
-            FileType::Fifo => Kind::Fifo,
-            FileType::Socket => Kind::Socket,
-            _ => {
-                let what = "a file of a type that no image can have";
-                return Err(Error::refused(
-                    &self.root.display().to_string(),
-                    path.as_bytes(),
-                    what,
-                ));
-            }
-        })
-    }
-
-    fn attributes(&self, stat: &Stat, full: &Path) -> Result<Attributes> {
-        Ok(Attributes {
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-            permissions: stat.st_mode & 0o7777,
-            modified: Time {
-                seconds: stat.st_mtime,
-                nanoseconds: u32::try_from(stat.st_mtime_nsec).expect("less than a second"),
-            },
-            xattrs: xattrs(full).map_err(Error::io(shown(full.as_os_str().as_bytes())))?,
-            ..Attributes::default()
-        })
     }
 
     /// Keeps a name of a file that has others, maybe outside of the tree.
-    fn note_several(&mut self, path: &TreePath, stat: &Stat, node: Node) -> Result<()> {
+    fn note_several(&mut self, path: &TreePath, file: (u64, u64), node: Node) -> Result<()> {
         let at = self.collector.tick();
-        let mut key = stat.st_dev.to_be_bytes().to_vec();
-        key.extend(stat.st_ino.to_be_bytes());
+        let (device, inode) = file;
+        let mut key = device.to_be_bytes().to_vec();
+        key.extend(inode.to_be_bytes());
         key.extend(at.0.to_be_bytes());
         Ok(self.several.push(&key, &write_name(path, &node))?)
     }
@@ -225,65 +137,6 @@ impl Walk<'_> {
             self.collector.put_name(&path, Moment(at), *group, node.clone())?;
         }
         Ok(())
-    }
-}
-
-/// A name that is gone when it is looked at.
-fn gone(error: Errno, root: &Path) -> io::Error {
-    match error {
-        Errno::NOENT => has_changed(&root.display().to_string()),
-        error => error.into(),
-    }
-}
-
-fn stamp(stat: &Stat) -> Stamp {
-    Stamp {
-        inode: stat.st_ino,
-        size: stat.st_size.cast_unsigned(),
-        modified: (stat.st_mtime, stat.st_mtime_nsec.cast_signed()),
-        changed: (stat.st_ctime, stat.st_ctime_nsec.cast_signed()),
-    }
-}
-
-/// Extended attributes, sorted by name.
-fn xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let names = match grown(|buf| rustix::fs::llistxattr(path, buf)) {
-        Ok(names) => names,
-        // Not every file system has them.
-        Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(Vec::new()),
-        Err(e) => return Err(e.into()),
-    };
-    let mut xattrs = Vec::new();
-    for name in names.split(|&b| b == 0).filter(|name| !name.is_empty()) {
-        // What the file system makes up (NFS, overlayfs) cannot be set elsewhere.
-        let is_kept = crate::rules::check_xattr_name(name).is_ok()
-            && (!name.starts_with(b"system.") || name.starts_with(b"system.posix_acl_"));
-        if !is_kept {
-            continue;
-        }
-        match grown(|buf| rustix::fs::lgetxattr(path, OsStr::from_bytes(name), buf)) {
-            Ok(value) => xattrs.push((name.to_vec(), value)),
-            // Gone since, or listed to users that may not read it.
-            Err(Errno::NODATA) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    xattrs.sort();
-    Ok(xattrs)
-}
-
-/// Calls again with a larger buffer until all fits.
-fn grown(get: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
-    let mut buf = vec![0; 256];
-    loop {
-        match get(&mut buf) {
-            Ok(len) => {
-                buf.truncate(len);
-                return Ok(buf);
-            }
-            Err(Errno::RANGE) if buf.len() < 1 << 20 => buf = vec![0; buf.len() * 8],
-            Err(e) => return Err(e),
-        }
     }
 }
 

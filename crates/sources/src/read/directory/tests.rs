@@ -124,6 +124,37 @@ fn paths_may_be_longer_than_linux_takes_at_once() {
 }
 
 #[test]
+fn large_and_deep_trees_come_in_order_however_little_memory_there_is() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut expected = vec![String::new()];
+    let mut make = |name: String, is_directory: bool| {
+        let path = scratch.path().join(&name);
+        if is_directory {
+            fs::create_dir(path).unwrap()
+        } else {
+            fs::write(path, "").unwrap()
+        }
+        expected.push(name);
+    };
+    // More names than are looked through ahead, and more directories than are open at once.
+    make("large".to_owned(), true);
+    (0..5000).for_each(|n| make(format!("large/{n}"), n % 50 == 0));
+    for n in 0..300 {
+        make(format!("{n}"), true);
+        make(format!("{n}/below"), true);
+        make(format!("{n}/below/file"), false);
+    }
+    expected.sort_by_key(|name| crate::TreePath::new(name.as_bytes()));
+    for memory in [0, 2048, 64 << 20] {
+        let options = Options { memory, ..Options::default() };
+        let spec = SourceSpec::parse(scratch.path().as_os_str()).unwrap();
+        let sources = Sources::gather(&[spec], &options).unwrap();
+        let name = |entry: &Entry| str::from_utf8(entry.path.as_bytes()).unwrap().to_owned();
+        assert!(entries(&sources).iter().map(name).eq(expected.iter().cloned()), "{memory}");
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_named() {
     let spec = SourceSpec::parse("/nowhere/at all".as_ref()).unwrap();
     let error = Sources::gather(&[spec], &Options::default()).unwrap_err();
