@@ -164,8 +164,8 @@ pub fn id_of(path: &Path) -> io::Result<u64> {
 /// A path, within its subvolume, of an inode of the subvolume that `path` is in.
 ///
 /// # Errors
-/// `Unsupported` if it is not on a Larder mount; `NotFound`; `PermissionDenied` for anybody but root
-/// and the mount's owner.
+/// `Unsupported` if it is not on a Larder mount; `NotFound`; `PermissionDenied` for anybody but
+/// root and the mount's owner.
 pub fn path_of_inode(path: &Path, ino: u64) -> io::Result<Vec<u8>> {
     let subvol = id_of(path)?;
     let mut args = [0; ARGS];

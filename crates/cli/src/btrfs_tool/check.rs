@@ -138,7 +138,7 @@ pub(super) fn rescue(what: Rescue) -> Done {
     }
 }
 
-/// As `larder rescue zero-log --force`: who calls this by the other name expects no question.
+/// As `larder rescue zero-log --force`: callers of the other name expect no question.
 fn zero_log(path: &Path) -> Done {
     let device = open_device(path, Access::Write)?;
     let read = read_superblock(device.as_ref()).map_err(anyhow::Error::from);

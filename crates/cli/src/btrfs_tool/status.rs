@@ -1,4 +1,4 @@
-//! Balance, scrub, replacement, quota groups: Larder does none of these, so there is none that runs.
+//! Balance, scrub, replacement, quota groups: Larder has none of these, so none ever runs.
 //!
 //! Programs ask for the status before they do something. They get the answer of a file system where
 //! nothing was ever started, which is true. To start one is refused ([`super::elsewhere`]).

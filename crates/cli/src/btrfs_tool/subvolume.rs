@@ -104,6 +104,7 @@ pub(crate) struct Show {
 pub(crate) struct Sync {
     /// Seconds between two looks
     #[arg(short, value_name = "SECONDS", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: u64,
     path: PathBuf,
     #[arg(value_name = "ID")]
@@ -172,7 +173,12 @@ fn delete(options: &Delete, global: Global) -> Done {
         };
         return delete_by_id(options, id, path, global);
     }
-    let done = each(&options.paths, |path| delete_at(options, path, global));
+    // The commit at the end is told of with the last one.
+    let last = options.paths.last();
+    let done = each(&options.paths, |path| {
+        let durable = options.commit_each || options.commit_after && Some(path) == last;
+        delete_at(options, path, durable, global)
+    });
     // Whatever was deleted becomes durable, also where another was not.
     if options.commit_after && !global.dry_run {
         let mut dirs: Vec<&Path> = options.paths.iter().map(|path| above(path)).collect();
@@ -186,16 +192,16 @@ fn make_durable(path: &Path) -> Done {
     control::sync(path).map_err(|e| could_not("sync filesystem", &e))
 }
 
-fn delete_at(options: &Delete, path: &Path, global: Global) -> Done {
+fn delete_at(options: &Delete, path: &Path, durable: bool, global: Global) -> Done {
     must_be_subvolume(path)?;
     let whole = path.canonicalize().map_err(|e| could_not("open", &e))?;
     let id = id_of(&whole)?;
     if options.recursive {
         for (id, below) in nested(&whole, id)? {
-            delete_one(options, id, &whole.join(below), global)?;
+            delete_one(options, id, &whole.join(below), options.commit_each, global)?;
         }
     }
-    delete_one(options, id, &whole, global)
+    delete_one(options, id, &whole, durable, global)
 }
 
 /// Subvolumes in another one, the deepest first, with their paths in it.
@@ -206,18 +212,18 @@ fn nested(path: &Path, id: u64) -> Result<Vec<(u64, PathBuf)>, Failed> {
     let mut found = Vec::new();
     let mut ahead = vec![id];
     while let Some(at) = ahead.pop() {
-        for child in all.iter().filter(|s| s["parent_id"] == at).filter_map(|s| s["id"].as_u64()) {
-            let path = Path::new(of(child).unwrap_or_default());
-            found.push((child, path.strip_prefix(top).unwrap_or(path).to_owned()));
-            ahead.push(child);
-        }
+        let path = Path::new(of(at).unwrap_or_default());
+        found.push((at, path.strip_prefix(top).unwrap_or(path).to_owned()));
+        ahead.extend(all.iter().filter(|s| s["parent_id"] == at).filter_map(|s| s["id"].as_u64()));
     }
+    // What is found first is the subvolume itself.
+    found.remove(0);
     found.reverse();
     Ok(found)
 }
 
-fn delete_one(options: &Delete, id: u64, path: &Path, global: Global) -> Done {
-    announce(options, id, &format!("'{}'", path.display()), global)?;
+fn delete_one(options: &Delete, id: u64, path: &Path, durable: bool, global: Global) -> Done {
+    announce(id, durable, &format!("'{}'", path.display()), global)?;
     if global.dry_run {
         return Ok(());
     }
@@ -225,8 +231,7 @@ fn delete_one(options: &Delete, id: u64, path: &Path, global: Global) -> Done {
     if options.commit_each { make_durable(above(path)) } else { Ok(()) }
 }
 
-fn announce(options: &Delete, id: u64, what: &str, global: Global) -> Done {
-    let durable = options.commit_after || options.commit_each;
+fn announce(id: u64, durable: bool, what: &str, global: Global) -> Done {
     let when = if durable { "commit" } else { "no-commit" };
     say(global, &format!("Delete subvolume {id} ({when}): {what}"))
 }
@@ -239,12 +244,13 @@ fn delete_by_id(options: &Delete, id: u64, path: &Path, global: Global) -> Done 
         Some(inside) => format!("'{}'", path.join(inside).display()),
         None => format!("subvolid={id}"),
     };
-    announce(options, id, &what, global)?;
+    let durable = options.commit_after || options.commit_each;
+    announce(id, durable, &what, global)?;
     if global.dry_run {
         return Ok(());
     }
     subvolumes::delete_by_id(path, id).map_err(|e| could_not("destroy subvolume/snapshot", &e))?;
-    if options.commit_after || options.commit_each { make_durable(path) } else { Ok(()) }
+    if durable { make_durable(path) } else { Ok(()) }
 }
 
 fn snapshot(options: &Snapshot, global: Global) -> Done {

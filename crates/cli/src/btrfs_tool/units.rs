@@ -1,8 +1,8 @@
 //! Sizes as btrfs-progs prints them, and the options that choose how.
 //!
-//! A size for people is divided by its unit step by step, and each step drops what is below one. So
-//! 3145728 bytes are 3.00MiB, and with --si 3.14MB. Programs compare such texts, so the same is done
-//! here.
+//! A size for people is divided by its unit step by step, and each step drops what is below one.
+//! So 3145728 bytes are 3.00MiB, and with --si 3.14MB. Programs compare such texts, so the same is
+//! done here.
 
 /// Options of commands that also have letters for units.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -128,7 +128,7 @@ mod tests {
             ("", 1023, "1023.00B"),
             ("", 16384, "16.00KiB"),
             ("", 3_424_256, "3.27MiB"),
-            ("", u64::MAX, "15.99EiB"),
+            ("", u64::MAX, "16.00EiB"),
             ("-b", 3_424_256, "3424256"),
             ("--si", 16384, "16.38kB"),
             ("-H", 3_145_728, "3.14MB"),
