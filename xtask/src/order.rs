@@ -10,6 +10,7 @@ use Rooms::{Apart, Upwards};
 pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("format", &[]),
     ("proc", &[]),
+    ("backup", &[]),
     ("volume", &["format", "proc"]),
     ("codec", &["format"]),
     ("restore", &["format", "volume", "codec"]),
@@ -222,6 +223,7 @@ pub(crate) const HOUSES: &[House] = &[
             "read_only",
         ]),
     },
+    House { folder: "crates/backup/src", rooms: Upwards(&["calendar", "name", "keep", "plan"]) },
     House {
         folder: "crates/cli/src",
         rooms: Upwards(&[
