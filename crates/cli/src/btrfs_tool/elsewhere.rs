@@ -59,3 +59,36 @@ pub(super) fn refuse(command: &str) -> Done {
     let instead = found.map_or("see `larder --help`", |(_, instead)| instead);
     Err(Failed::because(format!("`btrfs {command}` is not supported by Larder")).and(instead))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_named_and_what_there_is_instead() {
+        for (command, instead) in INSTEAD {
+            let lines = refuse(command).unwrap_err().lines;
+            assert!(lines[0].contains(command) && lines[1] == instead);
+        }
+    }
+
+    /// Each module refuses by a name of the list.
+    #[test]
+    fn the_list_has_what_is_refused() {
+        for module in [
+            include_str!("mod.rs"),
+            include_str!("check.rs"),
+            include_str!("device.rs"),
+            include_str!("filesystem.rs"),
+            include_str!("inspect.rs"),
+            include_str!("status.rs"),
+            include_str!("subvolume.rs"),
+            include_str!("subvolume_list.rs"),
+        ] {
+            for call in module.split("elsewhere::refuse(\"").skip(1) {
+                let (command, _) = call.split_once('"').unwrap();
+                assert!(INSTEAD.iter().any(|(name, _)| *name == command), "{command}");
+            }
+        }
+    }
+}

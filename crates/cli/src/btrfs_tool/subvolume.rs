@@ -1,6 +1,5 @@
 //! `btrfs subvolume`: everything but the list.
 
-use super::elsewhere::Anything;
 use super::mounted::{id_of, must_be_larder, must_be_subvolume, subvolumes_of};
 use super::units::Units;
 use super::{Done, Failed, Global, each, elsewhere, reason, subvolume_list};
@@ -37,8 +36,6 @@ pub(crate) enum What {
     Show(Show),
     /// Wait until deleted subvolumes have given their space back
     Sync(Sync),
-    #[command(hide = true)]
-    Help(Anything),
 }
 
 #[derive(Debug, clap::Args)]
@@ -125,7 +122,6 @@ pub(super) fn run(what: What, global: Global) -> Done {
         What::FindNew { path, since } => find_new(&path, since),
         What::Show(options) => show(&options),
         What::Sync(options) => sync(&options),
-        What::Help(_) => Ok(print::line("see `btrfs subvolume --help`")?),
     }
 }
 
