@@ -26,7 +26,8 @@ help:
 	@echo 'make bench     Larder and the kernel side by side, into docs/BENCHMARKS.md'
 	@echo 'make lint      format, clippy, documentation, licences, tidiness'
 	@echo 'make install   binary, mount helpers, man pages, completions (PREFIX=$(PREFIX), DESTDIR);'
-	@echo '               with WITH_MKFS_BTRFS=1 also mkfs.btrfs, which shadows that of btrfs-progs'
+	@echo '               with WITH_MKFS_BTRFS=1 also mkfs.btrfs, with WITH_BTRFS=1 also btrfs: they shadow'
+	@echo '               those of btrfs-progs'
 	@echo 'make clean     what was built; not $(IMAGE)'
 
 build:
@@ -93,6 +94,9 @@ install:
 ifeq ($(WITH_MKFS_BTRFS),1)
 	ln -sf larder $(BIN)/mkfs.btrfs
 endif
+ifeq ($(WITH_BTRFS),1)
+	ln -sf larder $(BIN)/btrfs
+endif
 	rm -rf $(TARGET)/assets
 	$(LARDER) assets $(TARGET)/assets
 	install -m 644 $(TARGET)/assets/man/*.1 $(SHARE)/man/man1
@@ -103,6 +107,7 @@ endif
 
 uninstall:
 	@if [ "$$(readlink $(BIN)/mkfs.btrfs)" = larder ]; then rm -f $(BIN)/mkfs.btrfs; fi
+	@if [ "$$(readlink $(BIN)/btrfs)" = larder ]; then rm -f $(BIN)/btrfs; fi
 	rm -f $(BIN)/larder $(SBIN)/mount.fuse.larder $(SBIN)/umount.fuse.larder \
 	    $(SHARE)/man/man1/larder.1 $(SHARE)/man/man1/larder-*.1 \
 	    $(SHARE)/man/man8/larder.8 \

@@ -10,6 +10,7 @@ use Rooms::{Apart, Upwards};
 pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("format", &[]),
     ("proc", &[]),
+    ("backup", &[]),
     ("volume", &["format", "proc"]),
     ("codec", &["format"]),
     ("restore", &["format", "volume", "codec"]),
@@ -223,6 +224,7 @@ pub(crate) const HOUSES: &[House] = &[
             "read_only",
         ]),
     },
+    House { folder: "crates/backup/src", rooms: Upwards(&["calendar", "name", "keep", "plan"]) },
     House {
         folder: "crates/cli/src",
         rooms: Upwards(&[
@@ -250,6 +252,27 @@ pub(crate) const HOUSES: &[House] = &[
             "commands",
             "args",
             "helper",
+            "btrfs_tool",
+        ]),
+    },
+    House {
+        folder: "crates/cli/src/btrfs_tool",
+        rooms: Upwards(&[
+            "elsewhere",
+            "units",
+            "mounted",
+            "subvolume_list",
+            "superblock",
+            "usage",
+            "du",
+            "subvolume",
+            "filesystem",
+            "device",
+            "property",
+            "inspect",
+            "status",
+            "check",
+            "options",
         ]),
     },
     // What two commands need lies beside the commands, not in one of them.

@@ -95,7 +95,7 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
 }
 
 /// Takes the numbers of errors away: they are for programs.
-fn without_numbers(text: &str) -> String {
+pub(crate) fn without_numbers(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, behind)) = rest.split_once(" (os error ") {

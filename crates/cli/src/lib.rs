@@ -5,14 +5,15 @@
 //! several of them need has a module here, which uses no command.
 //!
 //! The same binary is the mount helper: called as `mount.fuse.larder` or `umount.fuse.larder` it
-//! follows the conventions of mount(8) instead (module `helper`). Called as `mkfs.btrfs` it takes
-//! that program's command line (module `mkfs_btrfs`).
+//! follows the conventions of mount(8) instead (module `helper`). Called as `mkfs.btrfs` or `btrfs`
+//! it takes the command line of that program (modules `mkfs_btrfs` and `btrfs_tool`).
 //!
 //! The crate is a library with a small program around it, so that fuzzers can call subcommands
 //! without starting a process for each. It is meant for no other user.
 
 mod args;
 mod attach;
+mod btrfs_tool;
 mod commands;
 mod copy;
 mod failure;
@@ -58,6 +59,10 @@ pub fn main() -> ExitCode {
         Some("mkfs.btrfs") => {
             log::start(0);
             return mkfs_btrfs::main(argv.collect());
+        }
+        Some("btrfs") => {
+            log::start(0);
+            return btrfs_tool::main(argv.collect());
         }
         _ => {}
     }

@@ -86,6 +86,17 @@ pub fn delete(path: &Path) -> io::Result<()> {
     call(&open(dir)?, DESTROY, &mut named(NAME, name)?)
 }
 
+/// Deletes the subvolume with this id of the file system that `path` is on.
+///
+/// # Errors
+/// As [`delete`]; `NotFound` if there is none.
+pub fn delete_by_id(path: &Path, id: u64) -> io::Result<()> {
+    let mut args = [0; ARGS];
+    args[16..24].copy_from_slice(&BY_ID.to_ne_bytes());
+    args[NAME_V2..NAME_V2 + 8].copy_from_slice(&id.to_ne_bytes());
+    call(&open(path)?, DESTROY_V2, &mut args)
+}
+
 /// Makes a snapshot of the subvolume whose root `source` is at `path`.
 ///
 /// # Errors
@@ -148,6 +159,21 @@ pub fn id_of(path: &Path) -> io::Result<u64> {
     call(&open(path)?, INO_LOOKUP, &mut args)?;
     let (id, _) = args.split_first_chunk::<8>().ok_or(io::ErrorKind::InvalidData)?;
     Ok(u64::from_ne_bytes(*id))
+}
+
+/// A path, within its subvolume, of an inode of the subvolume that `path` is in.
+///
+/// # Errors
+/// `Unsupported` if it is not on a Larder mount; `NotFound`; `PermissionDenied` for anybody but
+/// root and the mount's owner.
+pub fn path_of_inode(path: &Path, ino: u64) -> io::Result<Vec<u8>> {
+    let subvol = id_of(path)?;
+    let mut args = [0; ARGS];
+    args[..8].copy_from_slice(&subvol.to_ne_bytes());
+    args[8..16].copy_from_slice(&ino.to_ne_bytes());
+    call(&open(path)?, INO_LOOKUP, &mut args)?;
+    let path = &args[16..];
+    Ok(path[..path.iter().position(|b| *b == 0).unwrap_or(path.len())].to_vec())
 }
 
 /// All subvolumes of the file system that `path` is on, as [`describe`] shows them, and the id of
@@ -234,6 +260,8 @@ pub fn describe(s: &SubvolInfo, path: &[u8]) -> Value {
         "created_in": s.otransid.0,
         "created": time(s.otime),
         "changed": time(s.ctime),
+        "sent": time(s.stime),
+        "received": time(s.rtime),
         "uuid": uuid(s.uuid),
         "parent_uuid": uuid(s.parent_uuid),
         "received_uuid": uuid(s.received_uuid),

@@ -13,7 +13,7 @@ use larder_volume::{Device, VolumeError};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +50,13 @@ pub(crate) struct Args {
     force: bool,
     /// Image file or block device
     image: PathBuf,
+}
+
+impl Args {
+    /// A check as `btrfs check` does it.
+    pub(crate) fn of(image: &Path, data: bool, force: bool) -> Self {
+        Self { data, json: false, threads: None, limit: 20, force, image: image.to_owned() }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {

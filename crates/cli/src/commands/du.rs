@@ -71,14 +71,14 @@ impl Runs {
 
 /// The figures of one line.
 #[derive(Debug, Default)]
-struct Sum {
+pub(crate) struct Sum {
     total: u64,
     exclusive: u64,
     shared: Runs,
 }
 
 impl Sum {
-    fn add_file(&mut self, files: &Files, node: &Node) -> anyhow::Result<()> {
+    pub(crate) fn add_file(&mut self, files: &Files, node: &Node) -> anyhow::Result<()> {
         // Windows into one compressed extent count once.
         let mut packed = HashSet::new();
         files.extents(node, &mut |e| {
@@ -98,7 +98,16 @@ impl Sum {
             }
         })
     }
-    fn add(&mut self, other: &Self) {
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+    pub(crate) fn exclusive(&self) -> u64 {
+        self.exclusive
+    }
+    pub(crate) fn shared(&self) -> u64 {
+        self.shared.bytes()
+    }
+    pub(crate) fn add(&mut self, other: &Self) {
         self.total += other.total;
         self.exclusive += other.exclusive;
         other.shared.0.iter().for_each(|(a, b)| self.shared.add(*a..*b));

@@ -1,18 +1,18 @@
 //! The subcommands, one file or folder each: its arguments, and what it does with them.
 //!
-//! A command uses the modules beside this one, never another command. Only the command line and
-//! the mount helper use commands.
+//! A command uses the modules beside this one, never another command. Only the command line, the
+//! mount helper and the `btrfs` habit use commands.
 
 mod assets;
 mod build;
 mod cat;
-mod check;
+pub(crate) mod check;
 mod cp;
 mod dedupe;
 mod df;
-mod du;
+pub(crate) mod du;
 mod extract;
-mod inspect;
+pub(crate) mod inspect;
 mod label;
 mod ls;
 mod map;

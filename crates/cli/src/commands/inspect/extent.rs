@@ -152,6 +152,27 @@ fn file_offset(at: Logical, item_offset: u64, r: &ExtentRecord) -> Option<u64> {
     (into < r.num_bytes).then(|| item_offset.saturating_add(into))
 }
 
+/// A place in a file that an address belongs to, or, of the whole extent, an item that uses it.
+pub(crate) struct Use {
+    pub(crate) subvolume: TreeId,
+    pub(crate) ino: u64,
+    pub(crate) offset: u64,
+}
+
+/// The files that use an address; with `whole`, any part of the extent there.
+pub(crate) fn uses_of(s: &Session<'_>, at: Logical, whole: bool) -> anyhow::Result<Vec<Use>> {
+    let mut owners = Owners::new(s);
+    let found = owners.extent_at(at).map_err(|e| anyhow::anyhow!("extent tree: {e}"))?;
+    let Some(extent) = found.filter(|e| e.level.is_none()) else { return Ok(Vec::new()) };
+    let users = owners.users(&extent);
+    let uses = users.iter().filter_map(|((subvolume, ino, offset), record)| {
+        let exact = file_offset(at, *offset, record);
+        let offset = if whole { exact.or(Some(*offset)) } else { exact }?;
+        Some(Use { subvolume: *subvolume, ino: *ino, offset })
+    });
+    Ok(uses.collect())
+}
+
 pub(super) fn files_at(args: &Args) -> anyhow::Result<()> {
     session(device(&args.image, &args.how)?, |s| {
         let at = logical(s, args)?;

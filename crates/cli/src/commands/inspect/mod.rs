@@ -28,6 +28,8 @@ mod paths;
 mod supers;
 mod trees;
 
+pub(crate) use extent::uses_of;
+
 use crate::image::advise_content;
 use common::{Common, device};
 

@@ -1,0 +1,427 @@
+//! Larder called as `btrfs`, beside the real one: the same commands on a mount of the kernel and on
+//! a Larder mount of a copy of the image, and what both print.
+//!
+//! Both run in the root of their mount, so the paths in the command lines are the same.
+
+mod common;
+
+use common::{Run, is_mounted, larder};
+use larder_simtest::oracle::{
+    KernelMount, Need, btrfs_check, copy_image, mkfs_btrfs, need, scratch,
+};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const NEEDS: [Need; 5] =
+    [Need::Root, Need::Fuse, Need::KernelBtrfs, Need::MkfsBtrfs, Need::BtrfsProgs];
+
+/// One of the two programs, with the directory that it runs in and the device below that.
+struct Side {
+    program: PathBuf,
+    dir: PathBuf,
+    device: String,
+}
+
+impl Side {
+    fn run(&self, line: &str) -> Run {
+        let mut c = Command::new(&self.program);
+        c.args(line.split_whitespace()).current_dir(&self.dir);
+        c.env("TZ", "UTC").env_remove("SOURCE_DATE_EPOCH").stdin(Stdio::null());
+        c.output().unwrap().into()
+    }
+
+    /// Standard output, without what is this side's own.
+    fn out(&self, run: &Run) -> String {
+        let dir = self.dir.to_str().unwrap();
+        run.text().replace(dir, "MOUNT").replace(&self.device, "DEVICE")
+    }
+}
+
+/// The real program on a kernel mount, and Larder on a Larder mount of the same image.
+struct Both {
+    theirs: Side,
+    ours: Side,
+    kernel: Option<KernelMount>,
+    image: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+/// The program under the other name.
+fn link(dir: &Path) -> PathBuf {
+    let link = dir.join("btrfs");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_larder"), &link).unwrap();
+    link
+}
+
+/// What both begin with.
+fn fill(mount: &Path) {
+    let script = "
+        btrfs subvolume create home && btrfs subvolume create home/nested && mkdir snaps plain
+        echo hello > home/a && head -c 3000000 /dev/urandom > home/b
+        cp --reflink=always home/b home/c && btrfs property set home/a compression zstd
+        btrfs subvolume snapshot -r home snaps/one && btrfs subvolume snapshot home snaps/two
+        echo x > home/new && sync";
+    let run = Command::new("sh").args(["-ec", script]).current_dir(mount).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+impl Both {
+    fn new() -> Option<Self> {
+        if !need(&NEEDS) {
+            return None;
+        }
+        let scratch = scratch();
+        let dir = scratch.path().canonicalize().unwrap();
+        let (first, image) = (dir.join("k.img"), dir.join("l.img"));
+        mkfs_btrfs(&first, 512 << 20, &["-L", "data"]).unwrap();
+        let mount = KernelMount::image(&first, "").unwrap();
+        fill(mount.path());
+        mount.unmount_clean().unwrap();
+        copy_image(&first, &image).unwrap();
+        let kernel = KernelMount::image(&first, "").unwrap();
+        let mnt = dir.join("mnt");
+        fs::create_dir(&mnt).unwrap();
+        larder(args!["mount", &image, &mnt]).ok();
+        let source = |point: &Path| {
+            let run = Command::new("findmnt").args(["-no", "SOURCE"]).arg(point).output().unwrap();
+            String::from_utf8(run.stdout).unwrap().trim().to_owned()
+        };
+        let theirs = Side {
+            program: "btrfs".into(),
+            dir: kernel.path().canonicalize().unwrap(),
+            device: source(kernel.path()),
+        };
+        let ours = Side { program: link(&dir), device: source(&mnt), dir: mnt };
+        Some(Self { theirs, ours, kernel: Some(kernel), image, _dir: scratch })
+    }
+
+    /// Runs a line on both sides. The exit codes must be the same, and a failure says why.
+    #[track_caller]
+    fn run(&self, line: &str) -> (String, String) {
+        let (theirs, ours) = (self.theirs.run(line), self.ours.run(line));
+        assert_eq!(ours.code, theirs.code, "{line}: {}\n{}", ours.err, theirs.err);
+        assert!(ours.code == 0 || !ours.err.is_empty(), "{line}: nothing is said");
+        (self.ours.out(&ours), self.theirs.out(&theirs))
+    }
+
+    #[track_caller]
+    fn same(&self, line: &str) {
+        let (ours, theirs) = self.run(line);
+        assert_eq!(ours, theirs, "{line}");
+    }
+
+    /// The same but for numbers, times and widths.
+    #[track_caller]
+    fn same_shape(&self, line: &str) {
+        let (ours, theirs) = self.run(line);
+        assert_eq!(shape(&ours), shape(&theirs), "{line}");
+    }
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        if is_mounted(&self.ours.dir) {
+            let _ = common::command().args(["umount", "--lazy"]).arg(&self.ours.dir).output();
+        }
+    }
+}
+
+/// A text with `#` in the place of each number with its unit, and one blank in that of several.
+fn shape(text: &str) -> String {
+    let mut out = String::new();
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c.is_ascii_digit() {
+            while chars.next_if(|c| c.is_ascii_digit() || *c == '.').is_some() {}
+            while chars.next_if(|c| "kKMGTiB".contains(*c)).is_some() {}
+            out.push('#');
+        } else if !(matches!(c, ' ' | '-') && out.ends_with(c)) {
+            out.push(c);
+        }
+    }
+    out
+}
+
+#[test]
+fn what_it_shows_is_what_the_other_shows() {
+    let Some(both) = Both::new() else { return };
+    for line in [
+        "subvolume list .",
+        "subvolume list -t .",
+        "subvolume list -apcguqR home",
+        "subvolume list -apcguqR .",
+        "subvolume list -t -puqRcg .",
+        "subvolume list -t -s .",
+        "subvolume list -o .",
+        "subvolume list -o home",
+        "subvolume list -s .",
+        "subvolume list -r .",
+        "subvolume list --sort=-rootid .",
+        "subvolume list -G +10 .",
+        "subvolume list -C 9 .",
+        "subv l .",
+        "subvolume get-default .",
+        "subvolume sync .",
+        "subvolume sync . 999",
+        "filesystem label .",
+        "filesystem sync .",
+        "filesystem du -s --raw home snaps",
+        "device stats .",
+        "device stats -c .",
+        "--format json device stats .",
+        "balance status .",
+        "replace status .",
+        "property list .",
+        "property list home",
+        "property list home/a",
+        "property list plain",
+        "property get .",
+        "property get home",
+        "property get home ro",
+        "property get snaps/one",
+        "property get home/a",
+        "property get home/a compression",
+        "property get -t i . compression",
+        "property get . label",
+        "inspect-internal rootid home/a",
+        "inspect-internal rootid home/nested",
+        "inspect-internal inode-resolve 258 home",
+        "inspect-internal subvolid-resolve 257 .",
+        "inspect-internal subvolid-resolve 5 .",
+    ] {
+        both.same(line);
+    }
+    let sorted = |text: String| {
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    // The address of the first data, in an image that was just made.
+    for line in [
+        "filesystem du home",
+        "inspect-internal logical-resolve 13631488 .",
+        "inspect-internal logical-resolve -P 13635584 .",
+        "inspect-internal logical-resolve -o -P 13631488 home",
+    ] {
+        let (ours, theirs) = both.run(line);
+        assert_eq!(sorted(ours), sorted(theirs), "{line}");
+    }
+    for line in [
+        "subvolume find-new home 1",
+        "subvolume find-new home 99",
+        "subvolume show home",
+        "subvolume show .",
+        "subvolume show snaps/one",
+        "subvolume show -r 256 .",
+        "filesystem df .",
+        "filesystem df -b .",
+        "filesystem df -k .",
+        "filesystem df --si .",
+        "--format json filesystem df .",
+        "filesystem usage .",
+        "filesystem usage -b .",
+        "filesystem usage -T .",
+        "filesystem usage -b -T .",
+        "filesystem show .",
+        "filesystem show --raw data",
+        "device stats -T .",
+        "device usage .",
+        "device usage -b .",
+        "scrub status .",
+    ] {
+        both.same_shape(line);
+    }
+}
+
+/// What programs ask that is wrong, or that Larder does not have: the same exit codes.
+#[test]
+fn what_fails_there_fails_here() {
+    let Some(both) = Both::new() else { return };
+    for line in [
+        "",
+        "bogus",
+        "subvolume",
+        "subvolume bogus",
+        "subvolume list",
+        "subvolume list --bogus .",
+        "subvolume list missing",
+        "subvolume list home/a",
+        "subvolume show plain",
+        "subvolume show missing",
+        "subvolume create home",
+        "subvolume create missing/x",
+        "subvolume delete missing",
+        "subvolume delete plain",
+        "subvolume delete home",
+        "subvolume delete -i 9999 .",
+        "subvolume snapshot plain x",
+        "subvolume snapshot missing x",
+        "subvolume snapshot home snaps/one/x",
+        "subvolume get-default missing",
+        "subvolume sync -s 0 .",
+        "filesystem df missing",
+        "filesystem label missing",
+        "filesystem sync missing",
+        "filesystem show missing",
+        "filesystem du missing",
+        "property get missing",
+        "property get home nothing",
+        "property set home ro maybe",
+        "property set home/a compression bogus",
+        "property set home label x",
+        "device stats missing",
+        "balance pause .",
+        "balance cancel .",
+        "balance resume .",
+        "scrub cancel .",
+        "qgroup show .",
+        "inspect-internal inode-resolve 99999 home",
+        "inspect-internal logical-resolve 1 .",
+        "inspect-internal subvolid-resolve 9999 .",
+        "--format json subvolume list .",
+        "--format bogus filesystem df .",
+        "subvolume list /proc",
+        "filesystem df /proc",
+        "property get /proc",
+        "check missing",
+        "check /dev/null",
+        "inspect-internal dump-super missing",
+    ] {
+        both.run(line);
+    }
+    for line in ["--help", "subvolume --help", "subvolume delete --help", "--version", "version"] {
+        let (ours, theirs) = both.run(line);
+        assert!(!ours.is_empty() && !theirs.is_empty(), "{line}");
+    }
+    assert!(both.ours.run("--version").ok().text().starts_with("btrfs-progs v6.14"));
+}
+
+#[test]
+fn what_it_changes_is_what_the_other_changes() {
+    let Some(mut both) = Both::new() else { return };
+    for line in [
+        "subvolume create home/x home/y",
+        "-q subvolume create quiet",
+        "subvolume create z",
+        "subvolume create -p dd/ee/x",
+        "subvolume snapshot home snaps",
+        "subvolume snapshot -r home snaps/ro",
+        "subvolume snapshot home/ snaps/slash",
+        "subvolume set-default 256 .",
+        "subvolume set-default .",
+        "subvolume set-default snaps/two",
+        "property set snaps/one ro false",
+        "property get snaps/one ro",
+        "property set home/b compression lzo",
+        "property get home/b",
+        "filesystem label . newlabel",
+        "filesystem label .",
+        "subvolume delete home/y",
+        "subvolume delete -c dd/ee/x z",
+        "subvolume delete -C quiet",
+        "--dry-run subvolume delete snaps/ro",
+        "subvolume delete -R home",
+    ] {
+        both.same(line);
+    }
+    // The kernel's cleaner takes its time.
+    both.ours.run("subvolume sync . 256").ok();
+    both.same_shape("subvolume list .");
+    both.same_shape("subvolume get-default .");
+    let (ours, theirs) = both.run("subvolume delete -i 258 .");
+    assert!(ours.contains("Delete subvolume 258 (no-commit): "), "{ours}\n{theirs}");
+    both.same_shape("subvolume list .");
+    larder(args!["umount", &both.ours.dir]).ok();
+    both.kernel.take().unwrap().unmount_clean().unwrap();
+    btrfs_check(&both.image, true).assert_clean("after the commands");
+}
+
+/// Images in the place of devices.
+#[test]
+fn images_are_shown_as_the_other_shows_them() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path().canonicalize().unwrap();
+    let side = |program: PathBuf| Side { program, dir: dir.clone(), device: "/dev/none".into() };
+    let (theirs, ours) = (side("btrfs".into()), side(link(&dir)));
+    let forms: [&[&str]; 3] = [
+        &["-L", "data"],
+        &["--csum", "xxhash", "-m", "single", "-n", "32k"],
+        &["-M", "-O", "^no-holes,^free-space-tree"],
+    ];
+    for form in forms {
+        mkfs_btrfs(&dir.join("x.img"), 512 << 20, form).unwrap();
+        for line in [
+            "inspect-internal dump-super x.img",
+            "inspect-internal dump-super -f x.img",
+            "inspect-internal dump-super -fa x.img",
+            "inspect-internal dump-super -s 1 x.img",
+            "inspect-internal dump-super --bytenr 65536 x.img",
+            "filesystem show x.img",
+            "filesystem label x.img",
+            "rescue zero-log x.img",
+            "filesystem label x.img other",
+            "filesystem label x.img",
+        ] {
+            let (expected, run) = (theirs.run(line), ours.run(line));
+            assert_eq!(run.code, expected.code, "{line}: {}\n{}", run.err, expected.err);
+            assert_eq!(run.text(), expected.text(), "{line}");
+        }
+        for line in ["check x.img", "check --check-data-csum --readonly -p --mode lowmem x.img"] {
+            theirs.run(line).ok();
+            assert!(ours.run(line).ok().err.contains("no error found"));
+        }
+        ours.run("check --repair x.img").fails(1, "larder restore");
+    }
+    // A tree's first block is gone, in both copies.
+    mkfs_btrfs(&dir.join("x.img"), 512 << 20, &["-m", "single"]).unwrap();
+    let mut bytes = fs::read(dir.join("x.img")).unwrap();
+    let root = u64::from_le_bytes(*bytes[65536 + 0x50..].first_chunk().unwrap()) as usize;
+    bytes[root + 4000..root + 4100].fill(0x55);
+    bytes[root..root + 4].fill(0);
+    fs::write(dir.join("x.img"), bytes).unwrap();
+    for line in ["check x.img", "filesystem show x.img"] {
+        let expected = theirs.run(line);
+        if line.starts_with("check") {
+            ours.run(line).fails(expected.code, "ERROR");
+        }
+    }
+    // A superblock with a wrong checksum is shown as it is.
+    let file = fs::OpenOptions::new().write(true).open(dir.join("x.img")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[7], 65536 + 200).unwrap();
+    let line = "inspect-internal dump-super -f x.img";
+    assert_eq!(ours.run(line).ok().text(), theirs.run(line).ok().text());
+}
+
+/// Other file systems, and what Larder does under another name.
+#[test]
+fn what_it_does_not_do_is_refused_by_name() {
+    let Some(both) = Both::new() else { return };
+    let kernel = both.theirs.dir.to_str().unwrap();
+    for line in ["subvolume list", "subvolume create", "filesystem df", "property get"] {
+        let line = match line {
+            "subvolume create" => format!("{line} {kernel}/x"),
+            _ => format!("{line} {kernel}"),
+        };
+        both.ours.run(&line).fails(1, "not a Larder mount").fails(1, "btrfs of the kernel");
+    }
+    for (line, says) in [
+        ("send snaps/one", "not supported by Larder"),
+        ("receive .", "not supported by Larder"),
+        ("balance start --full-balance .", "no balance"),
+        ("scrub start -B .", "larder check --data"),
+        ("filesystem resize -10M .", "resizes nothing"),
+        ("filesystem defragment -r .", "larder map"),
+        ("device add /dev/none .", "one device"),
+        ("quota enable .", "no quota groups"),
+        ("subvolume create -i 1/0 x", "no quota groups"),
+        ("subvolume list -d .", "larder stats"),
+        ("inspect-internal dump-tree x", "larder inspect tree"),
+        ("restore a b", "larder restore"),
+    ] {
+        both.ours.run(line).fails(1, says);
+    }
+}
