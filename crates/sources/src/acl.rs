@@ -3,8 +3,10 @@
 //! Archives have `user::rwx,user:lisa:r-x:1001,group::r-x,mask::r-x,other::---`. The last number of
 //! an entry is what star and libarchive add. GNU tar writes names only, and numbers for users that
 //! have none. A name alone means what the machine at hand has in its user database, so the same
-//! archive would give another image elsewhere. Such an ACL is refused. GNU tar can store the form
-//! of Linux as well, as an extended attribute, and then the text does not matter.
+//! archive would give another image elsewhere. The entry of such a name is left out, and the caller
+//! can say so. All other entries stay, the mask among them: without it the mode would give the
+//! group what only the name was to have. GNU tar can store the form of Linux as well, as an
+//! extended attribute, and then the text does not matter.
 
 /// The attribute of the ACL that decides about access.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -23,20 +25,43 @@ const GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
-/// The value of an attribute for an ACL. `None` if the mode alone says the same, for which Linux
-/// has no attribute; only an ACL for access can be such.
-pub(crate) fn from_text(text: &[u8], is_default: bool) -> Result<Option<Vec<u8>>, String> {
+/// An ACL that was text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Acl {
+    /// The value of its attribute. `None` if the mode alone says the same, for which Linux has no
+    /// attribute; only an ACL for access can be such.
+    pub(crate) value: Option<Vec<u8>>,
+    /// Names without numbers, whose entries are left out.
+    pub(crate) left_out: Vec<String>,
+}
+
+/// The ACL that a text describes.
+pub(crate) fn from_text(text: &[u8], is_default: bool) -> Result<Acl, String> {
     let text = str::from_utf8(text).map_err(|_| "an ACL that is not text".to_owned())?;
-    let mut entries = Vec::new();
+    let (mut entries, mut left_out) = (Vec::new(), Vec::new());
     for line in text.split(['\n', ',']) {
         let line = line.split('#').next().unwrap_or_default().trim();
         if !line.is_empty() {
-            entries.push(entry(line)?);
+            match entry(line)? {
+                Entry::Known(tag, id, permissions) => entries.push((tag, id, permissions)),
+                Entry::NameOnly(name) => left_out.push(name),
+            }
         }
     }
+    let named = !left_out.is_empty();
+    Ok(Acl { value: value(text, entries, named, is_default)?, left_out })
+}
+
+/// The attribute's value of an ACL. `named`: it had entries of names besides.
+fn value(
+    text: &str,
+    mut entries: Vec<(u16, u32, u16)>,
+    named: bool,
+    is_default: bool,
+) -> Result<Option<Vec<u8>>, String> {
     entries.sort_unstable();
     let needed = [USER_OBJ, GROUP_OBJ, OTHER];
-    let named = entries.iter().any(|&(tag, ..)| tag == USER || tag == GROUP);
+    let named = named || entries.iter().any(|&(tag, ..)| tag == USER || tag == GROUP);
     let count = |of: u16| entries.iter().filter(|&&(tag, ..)| tag == of).count();
     let doubled = entries.windows(2).any(|pair| (pair[0].0, pair[0].1) == (pair[1].0, pair[1].1));
     if !entries.is_empty()
@@ -56,8 +81,15 @@ pub(crate) fn from_text(text: &[u8], is_default: bool) -> Result<Option<Vec<u8>>
     Ok(Some(value))
 }
 
-/// Tag, id and permissions.
-fn entry(line: &str) -> Result<(u16, u32, u16), String> {
+/// An entry of an ACL.
+enum Entry {
+    /// Tag, id and permissions.
+    Known(u16, u32, u16),
+    /// Of a user or a group whose number is not told.
+    NameOnly(String),
+}
+
+fn entry(line: &str) -> Result<Entry, String> {
     let wrong = || format!("an ACL with the entry {line:?}");
     let fields: Vec<_> = line.split(':').map(str::trim).collect();
     let (tag, name, permissions, number) = match fields[..] {
@@ -77,15 +109,10 @@ fn entry(line: &str) -> Result<(u16, u32, u16), String> {
         _ => return Err(wrong()),
     };
     let id = match (name, number) {
-        ("", _) => NO_ID,
-        (_, Some(number)) => number.parse().map_err(|_| wrong())?,
-        ("root", None) => 0,
-        (name, None) => name.parse().map_err(|_| {
-            format!(
-                "an ACL for {name:?} without a number; make the archive with `tar --xattrs \
-                 --xattrs-include='*'`"
-            )
-        })?,
+        ("", _) => Some(NO_ID),
+        (_, Some(number)) => Some(number.parse().map_err(|_| wrong())?),
+        ("root", None) => Some(0),
+        (name, None) => name.parse().ok(),
     };
     let mut bits = 0;
     for c in permissions.chars() {
@@ -97,7 +124,10 @@ fn entry(line: &str) -> Result<(u16, u32, u16), String> {
             _ => return Err(wrong()),
         };
     }
-    Ok((tag, id, bits))
+    Ok(match id {
+        Some(id) => Entry::Known(tag, id, bits),
+        None => Entry::NameOnly(name.to_owned()),
+    })
 }
 
 #[cfg(test)]
@@ -107,7 +137,7 @@ mod tests {
     #[test]
     fn text_becomes_the_form_of_linux() {
         let text = b"user::rwx,group::r-x,user:1001:r--,mask::r-x,other::---,group:wheel:-wx:10";
-        let value = from_text(text, false).unwrap().unwrap();
+        let value = from_text(text, false).unwrap().value.unwrap();
         let expected = [
             (1u16, 7u16, u32::MAX),
             (2, 4, 1001),
@@ -128,9 +158,10 @@ mod tests {
     #[test]
     fn an_acl_that_says_no_more_than_the_mode_is_none() {
         let text = b"user::rw-\ngroup::r--\nother::r--\n";
-        assert_eq!(from_text(text, false), Ok(None));
-        assert_eq!(from_text(text, true).unwrap().unwrap().len(), 4 + 3 * 8);
-        assert_eq!(from_text(b"", true), Ok(None));
+        let value = |text: &[u8], is_default| from_text(text, is_default).unwrap().value;
+        assert_eq!(value(text, false), None);
+        assert_eq!(value(text, true).unwrap().len(), 4 + 3 * 8);
+        assert_eq!(value(b"", true), None);
     }
 
     #[test]
@@ -145,7 +176,17 @@ mod tests {
         ] {
             assert!(from_text(text.as_bytes(), false).is_err(), "{text}");
         }
-        let error = from_text(b"user::rwx,user:lisa:r--,group::r-x,mask::r-x,other::---", false);
-        assert!(error.unwrap_err().contains("--xattrs"));
+    }
+
+    #[test]
+    fn a_name_without_a_number_is_left_out_and_gives_nobody_more() {
+        let text = b"user::rw-,user:lisa:rw-,group::---,group:7:r--,mask::rw-,other::---";
+        let acl = from_text(text, false).unwrap();
+        let without = b"user::rw-,group::---,group:7:r--,mask::rw-,other::---";
+        assert_eq!(acl.value, from_text(without, false).unwrap().value);
+        assert_eq!(acl.left_out, ["lisa"]);
+        // The mask stays when no name does: the mode has its bits where those of the group were.
+        let acl = from_text(b"user::rw-,user:lisa:rw-,group::---,mask::rw-,other::---", false);
+        assert_eq!(acl.unwrap().value.unwrap().len(), 4 + 4 * 8);
     }
 }
