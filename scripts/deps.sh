@@ -43,6 +43,8 @@ fio fio
 dbench dbench
 chromium chromium
 rsvg-convert librsvg2-bin
+umoci umoci
+bsdtar libarchive-tools
 PAIRS
     [ "$level" = bench ] || return
     echo "xz xz-utils"

@@ -284,6 +284,7 @@ pub(crate) const HOUSES: &[House] = &[
             "supers",
         ]),
     },
+    House { folder: "crates/cli/src/commands/extract", rooms: Upwards(&["archive", "layers"]) },
     House {
         folder: "crates/cli/src/commands/map",
         rooms: Upwards(&["layout", "paint", "space", "draw"]),
@@ -492,5 +493,8 @@ pub(crate) const HOUSES: &[House] = &[
             "overlay", "read", "sources",
         ]),
     },
-    House { folder: "crates/archive/src", rooms: Upwards(&["acl", "compress", "tar", "oci"]) },
+    House {
+        folder: "crates/archive/src",
+        rooms: Upwards(&["acl", "compress", "tar", "layer", "oci"]),
+    },
 ];

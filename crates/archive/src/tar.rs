@@ -1,31 +1,39 @@
 //! Tars: entries as headers of 512 bytes with contents behind them.
 //!
 //! A header is that of POSIX.1-1988 (`ustar`). What does not fit there goes into a PAX header in
-//! front of it, and only that: long names, large numbers, parts of seconds, extended attributes. A
-//! file with holes is written in the PAX form 1.0 of GNU tar: a list of its parts comes first.
+//! front of it, and only that: long names, large numbers, parts of seconds, extended attributes,
+//! flags, and times that are not that of the last modification, for which that one stands where
+//! nothing is said. The words are those of POSIX, star and libarchive. A file with holes is written
+//! in the PAX form 1.0 of GNU tar: a list of its parts comes first.
 //!
 //! The root is `./`, and so its attributes are kept. Further names of a file are hard links to its
 //! first one. There is no entry for a socket, because tars have none.
 
 use crate::acl;
 use larder_format::acl::{ACCESS, DEFAULT};
-use larder_sources::{Attributes, Contents, Entry, Kind, LinkGroup, Time, TreePath};
+use larder_sources::{Attributes, Contents, Entry, Kind, LinkGroup, Time, TreePath, flag_names};
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Range;
 
 /// Bytes of a block.
 const BLOCK: usize = 512;
+/// What begins a name that hides another one, in layers.
+const WHITEOUT: &[u8] = b".wh.";
+/// What follows it, where all names of the directory are hidden.
+const OPAQUE: &[u8] = b".wh..opq";
 /// Bytes of contents that are moved at once.
 const PIECE: usize = 256 << 10;
 
 /// What readers of the tar understand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Programs such as GNU tar and bsdtar: files may have holes, ACLs are text.
+    /// Programs such as GNU tar and bsdtar: files may have holes, ACLs are text, and all times are
+    /// told.
     Archive,
     /// Programs that unpack layers of container images. The specification asks for files without
-    /// holes, and ACLs are extended attributes as any other.
+    /// holes, ACLs are extended attributes as any other, and only the time of the last modification
+    /// is told.
     Layer,
 }
 
@@ -44,6 +52,9 @@ pub enum TarError {
     /// It is a socket.
     #[error("a tar cannot hold sockets")]
     Socket,
+    /// Its name means something else in a layer. Nothing of it is in the tar.
+    #[error("in a layer of a container image, a name that begins with .wh. hides another one")]
+    Whiteout,
 }
 
 /// Writes a tar.
@@ -74,6 +85,9 @@ impl<W: Write> TarWriter<W> {
         if entry.kind == Kind::Socket {
             return Err(TarError::Socket);
         }
+        if self.style == Style::Layer && last_name(entry.path.as_bytes()).starts_with(WHITEOUT) {
+            return Err(TarError::Whiteout);
+        }
         let first = entry.links.and_then(|group| self.first_names.get(&group)).cloned();
         if let Some(first) = first {
             return self.hard_link(entry, &first);
@@ -86,6 +100,21 @@ impl<W: Write> TarWriter<W> {
         }
         self.first_names.extend(entry.links.map(|group| (group, entry.path.clone())));
         Ok(())
+    }
+
+    /// Hides a name of the layers below, with all that is there; or all names of a directory, if
+    /// none is given.
+    ///
+    /// # Errors
+    /// The tar cannot be written.
+    pub fn whiteout(&mut self, directory: &TreePath, name: Option<&[u8]>) -> io::Result<()> {
+        let mut path = directory.clone();
+        path.push(&[WHITEOUT, name.unwrap_or(OPAQUE)].concat());
+        let kind = Kind::File { size: 0, contents: None };
+        let entry = Entry { path, attributes: Attributes::default(), kind, links: None };
+        let mut records = Records::default();
+        let header = Header::of(&entry, &mut records);
+        self.headers(&header, &records)
     }
 
     /// Ends the tar, and gives back what it went to.
@@ -189,8 +218,24 @@ impl<W: Write> TarWriter<W> {
         self.out.write_all(padding(stored)).map_err(TarError::Output)
     }
 
-    /// Records for extended attributes.
+    /// Records for what no header has: times, flags, extended attributes.
     fn attributes(&self, attributes: &Attributes, records: &mut Records) {
+        let times = [
+            ("atime", attributes.accessed),
+            ("ctime", attributes.changed),
+            ("LIBARCHIVE.creationtime", attributes.created),
+        ];
+        for (key, time) in times {
+            if self.style == Style::Archive
+                && let Some(time) = time.filter(|time| *time != attributes.modified)
+            {
+                records.add(key.as_bytes(), decimal(time).as_bytes());
+            }
+        }
+        let flags = flag_names(attributes.inode_flags);
+        if !flags.is_empty() {
+            records.add(b"SCHILY.fflags", flags.as_bytes());
+        }
         for (name, value) in &attributes.xattrs {
             let acl = match &name[..] {
                 ACCESS => Some("SCHILY.acl.access"),

@@ -6,7 +6,8 @@
 //! names. What is kept in memory is that path, and the inodes that have several names.
 //!
 //! A subvolume hangs in a directory like an entry. It is made of a stream of its own, or of a
-//! directory of the stream around it and all that the directory holds.
+//! directory of the stream around it and all that the directory holds. Directories on the way to it
+//! that the stream does not have belong to root, and everybody may look into them.
 
 use crate::content::File;
 use crate::error::{Error, Result};
@@ -238,6 +239,41 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
+    /// Leaves the directories that do not have `path` and makes those that are missing on the way.
+    fn make_way(&mut self, path: &TreePath) -> Result<()> {
+        let has = |open: &Open, path: &TreePath| {
+            let rest = path.as_bytes().strip_prefix(open.path.as_bytes());
+            open.path.is_root() || rest.is_some_and(|rest| rest.starts_with(b"/"))
+        };
+        while self.open.len() > 1 && !has(&self.open[self.open.len() - 1], path) {
+            self.close()?;
+        }
+        let mut way = self.open[self.open.len() - 1].path.clone();
+        let depth = way.components().count();
+        let names: Vec<&[u8]> = path.components().skip(depth).collect();
+        for name in &names[..names.len() - 1] {
+            way.push(name);
+            if self.last.as_ref() == Some(&way) {
+                return Err(Error::entry(path, "a subvolume is to be below what is no directory"));
+            }
+            self.implied(&way)?;
+        }
+        Ok(())
+    }
+
+    /// A directory that the stream does not have.
+    fn implied(&mut self, path: &TreePath) -> Result<()> {
+        let tree = self.open.last().expect("the top is open").tree;
+        let inode = self.next[tree as usize];
+        self.next[tree as usize] += 1;
+        self.names += 1;
+        self.last = Some(path.clone());
+        self.name(inode, FileType::Directory, name_of(path))?;
+        let (path, item, index, size) = (path.clone(), self.default_top(), FIRST_INDEX, 0);
+        self.open.push(Open { path, tree, inode, item, index, size });
+        Ok(())
+    }
+
     /// Writes the item of the directory that was left.
     fn close(&mut self) -> Result<()> {
         let dir = self.open.pop().expect("one is open");
@@ -276,14 +312,13 @@ impl<'a> Names<'a> {
                 return Ok(());
             }
             let (at, tree) = self.pending.pop_first().expect("there is one");
-            self.leave(&at)?;
+            self.make_way(&at)?;
             self.last = Some(at.clone());
             self.hang(&at, tree)?;
             if self.subvolumes[tree as usize].inner {
-                // Nothing of it comes: it is empty.
+                // Nothing of it comes, but for subvolumes that hang in it.
                 let item = self.default_top();
                 self.open_top(tree, at, item);
-                self.close()?;
             }
         }
         Ok(())

@@ -75,6 +75,38 @@ fn directories_and_streams_become_subvolumes() {
 }
 
 #[test]
+fn the_way_to_a_subvolume_is_made() {
+    let dir = larder_simtest::oracle::scratch();
+    let image = dir.path().join("img");
+    let mut top = Source::new();
+    for d in ["b", "b/a", "d"] {
+        top.dir(d);
+        top.file(format!("{d}/file"), noise(5000, d.len() as u64));
+    }
+    let mut tree = top.top();
+    let inner = |p: &str| InnerSubvolume { path: path(p), read_only: false, default: false };
+    // Before, within, between and behind what there is, and in each other.
+    let places = ["a/x/y", "b/a/new/sub", "b/c/sub", "c/sub", "c/sub/deep/sub", "e", "e/f"];
+    tree.inner = places.map(inner).to_vec();
+    let other = Source::new();
+    let trees = vec![tree, input(&other, Place::Below { parent: 0, path: path("z/other") })];
+    make(&image, &[&top, &other], trees, &options()).unwrap();
+    assert_sound(&image, "the way to subvolumes");
+    let made = ["a", "a/x", "a/x/y", "b/a/new", "b/a/new/sub", "b/c", "b/c/sub", "c", "c/sub"];
+    let rest = ["c/sub/deep", "c/sub/deep/sub", "e", "e/f", "z"];
+    for d in made.into_iter().chain(rest) {
+        let directory = top.dir(d);
+        (directory.attributes.uid, directory.attributes.gid) = (0, 0);
+        directory.attributes.permissions = 0o755;
+        directory.attributes.modified.nanoseconds = 0;
+    }
+    let mut root = other.entries[&path("")].clone();
+    root.path = path("z/other");
+    top.entries.insert(root.path.clone(), root);
+    assert_linux_agrees(&image, &[("", &top)], "the way to subvolumes");
+}
+
+#[test]
 fn layers_are_snapshots_that_share() {
     let dir = larder_simtest::oracle::scratch();
     let image = dir.path().join("img");
@@ -179,7 +211,8 @@ fn impossible_trees_are_refused() {
     assert!(text(vec![]).contains("top"));
     assert!(text(vec![s.top(), s.top()]).contains("exactly one"));
     assert!(text(vec![s.top(), input(&s, below(0, "f"))]).contains("f: a subvolume is asked for"));
-    assert!(text(vec![s.top(), input(&s, below(0, "x/y"))]).contains("x/y: its directory"));
+    assert!(text(vec![s.top(), input(&s, below(0, "f/y"))]).contains("below what is no dir"));
+    assert!(text(vec![s.top(), input(&s, below(0, "f/a/b"))]).contains("below what is no dir"));
     assert!(text(vec![s.top(), input(&s, below(7, "x"))]).contains("hangs in another tree"));
     let twice = vec![s.top(), input(&s, below(0, "x")), input(&s, below(0, "x"))];
     assert!(text(twice).contains("the same place"));

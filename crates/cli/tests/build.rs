@@ -261,3 +261,71 @@ fn what_cannot_be_built_is_said_and_leaves_nothing() {
     larder(args!["build", "-f", "--map", path("m.svg"), &image, &tree]).ok();
     assert!(path("m.svg").exists());
 }
+
+/// A tree with flags and with times of their own, as an image.
+fn with_flags_and_times(dir: &Path, tree: &Path) -> PathBuf {
+    let manifest = "\
+#mtree
+./var/file-1 type=file flags=schg,nodump
+./var/file-2 type=file flags=nocow
+./var/file-3 type=file flags=nocompress,noatime
+./home type=dir flags=sync,dirsync
+";
+    std::fs::write(dir.join("flags.mtree"), manifest).unwrap();
+    let image = dir.join("with.img");
+    let manifest = format!("mtree:{}", dir.join("flags.mtree").display());
+    larder(args!["build", "--free", "64M", &image, tree, &manifest]).ok();
+    // What is written now has a creation time of its own. libarchive tells of one that is at least
+    // a second before the last modification.
+    let late = dir.join("late");
+    std::fs::create_dir(&late).unwrap();
+    std::fs::write(late.join("file"), "late").unwrap();
+    let touch = Command::new("touch").args(["-d", "2100-01-01T00:00:00.25Z"]).arg(&late).status();
+    assert!(touch.unwrap().success());
+    let touch = Command::new("touch").args(["-r"]).args([&late, &late.join("file")]).status();
+    assert!(touch.unwrap().success());
+    larder(args!["cp", "-r", late.join(""), inside(&image, "/home")]).ok();
+    image
+}
+
+#[test]
+fn a_tar_keeps_every_time_and_flag() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let tree = tree(dir.path(), false);
+    // libarchive 3.6 writes a file that is one hole in a form that no tar reads.
+    std::fs::remove_file(tree.join("sparse")).unwrap();
+    let image = with_flags_and_times(dir.path(), &tree);
+    let build = |name: &str, from: &Path| {
+        larder(args!["build", "--uuid", UUID, path(name), from]).ok();
+        let manifest = larder(args!["extract", path(name), "--tar"]).ok().out;
+        (std::fs::read(path(name)).unwrap(), manifest)
+    };
+    larder(args!["extract", &image, "--tar", path("with.tar")]).ok();
+    // Everything but the transaction that wrote it, which is the same in all built images.
+    let direct = build("1.img", &image);
+    let (_, tar) = build("2.img", &path("with.tar"));
+    assert!(direct.1 == tar, "what comes out again is the same");
+    let inode = |image: &Path, name: &str| {
+        let shown = larder(args!["inspect", "inode", "--json", inside(image, name)]).ok().json();
+        let mut item = shown["item"].clone();
+        // What counts transactions is another one's.
+        item["transid"].take();
+        item["generation"].take();
+        item["sequence"].take();
+        item
+    };
+    for name in ["/var/file-1", "/var/file-2", "/var/file-3", "/home", "/home/file"] {
+        assert_eq!(inode(&path("2.img"), name), inode(&path("1.img"), name), "{name}");
+    }
+    if need(&[Need::Bsdtar]) {
+        // libarchive reads the tar, and writes what it understood.
+        let mut convert = Command::new("bsdtar");
+        convert.args(["--format=pax", "-cf"]).arg(path("theirs.tar"));
+        let mut from = std::ffi::OsString::from("@");
+        from.push(path("with.tar"));
+        assert!(convert.arg(from).status().unwrap().success());
+        let (_, theirs) = build("3.img", &path("theirs.tar"));
+        assert!(theirs == tar, "libarchive has all of it");
+    }
+}

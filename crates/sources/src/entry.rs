@@ -103,4 +103,13 @@ pub trait Contents: Send {
     /// Fills `buf` from byte `offset` of the file. An end of file within `buf` is an error: the
     /// source changed while it was read.
     fn read_exact_at(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Names the place of the contents, if that is known without reading them. Within one image,
+    /// files of one size whose places are equal have equal contents. Others may have them, too.
+    ///
+    /// # Errors
+    /// What says where they lie cannot be read.
+    fn place(&mut self) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
 }

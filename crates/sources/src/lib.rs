@@ -26,6 +26,7 @@ pub mod spill;
 pub use change::Change;
 pub use entry::{Attributes, Contents, Entry, Kind, LinkGroup, Locator, SourceNumber, Time};
 pub use error::{Error, Result};
+pub use flags::flag_names;
 pub use overlay::Entries;
 pub use path::TreePath;
 pub use rules::{Options, Pattern, Rule, parse_owner, parse_time};

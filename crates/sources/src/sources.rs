@@ -13,11 +13,13 @@ use crate::read::image::{self, ImageStore};
 use crate::read::manifest::{self, Language};
 use crate::read::tar::{self, TarStore, Whiteouts};
 use crate::read::{Store, oci, spool};
-use crate::{Contents, Locator, Options, Sort, SourceNumber, SourceSpec};
+use crate::{Contents, Locator, Options, Sort, SourceNumber, SourceSpec, TreePath};
+use larder_fs::Filesystem;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What an image is to hold.
 pub struct Sources {
@@ -44,6 +46,19 @@ impl Sources {
         }
         let (merged, notes) = gathering.collector.finish()?;
         Ok(Self { merged, stores: gathering.stores, notes })
+    }
+
+    /// Reads an image that is open already, from its root on. Messages call it `name`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of_filesystem(name: &str, fs: Arc<Filesystem>, options: &Options) -> Result<Self> {
+        let mut collector = Collector::new(options);
+        let store = ImageStore::of(name, fs);
+        collector.begin_layer(name, &TreePath::root(), false);
+        image::read(&mut collector, &store, SourceNumber(0))?;
+        let (merged, notes) = collector.finish()?;
+        Ok(Self { merged, stores: vec![Box::new(store)], notes })
     }
 
     /// The whole tree, in the order of paths.

@@ -85,12 +85,16 @@ pub enum Need {
     FsyncPrograms,
     /// Renderers of SVG: a browser and `rsvg-convert`.
     Renderers,
+    /// `umoci`, which unpacks container images.
+    Umoci,
+    /// `bsdtar`, libarchive's tar.
+    Bsdtar,
 }
 
 impl Need {
     /// What is missing, as a phrase; `None` where it is there. Looked up once per process.
     fn missing(self) -> Option<&'static str> {
-        static ANSWERS: [OnceLock<Option<&'static str>>; 10] = [const { OnceLock::new() }; 10];
+        static ANSWERS: [OnceLock<Option<&'static str>>; 12] = [const { OnceLock::new() }; 12];
         *ANSWERS[self as usize].get_or_init(|| match self {
             Self::MkfsBtrfs => {
                 let features = output("mkfs.btrfs", &["-O", "list-all"]);
@@ -145,6 +149,10 @@ impl Need {
             Self::Renderers => (output("chromium", &["--version"]).is_none()
                 || output("rsvg-convert", &["--version"]).is_none())
             .then_some("chromium and rsvg-convert (package librsvg2-bin)"),
+            Self::Umoci => output("umoci", &["--version"]).is_none().then_some("umoci"),
+            Self::Bsdtar => output("bsdtar", &["--version"])
+                .is_none()
+                .then_some("bsdtar (package libarchive-tools)"),
         })
     }
 }

@@ -4,8 +4,8 @@
 //! pattern, the latest time.
 //!
 //! A change of one name is a change of its inode, and so of names elsewhere. Where there are hard
-//! links and changes, a scan beforehand collects the changes of each group of names, and sorts them
-//! to the paths of all its names.
+//! links and changes, a scan beforehand collects the changes of each group of names, also of names
+//! that are gone, and sorts them to the paths of all that are there.
 
 use super::collector::{Facts, Layers, implicit_time};
 use super::links::{Merged2, entry_key, with_answers};
@@ -83,11 +83,19 @@ impl Merged {
         }
         let sorter = || Sorter::new(self.options.memory / 8, &self.options.temporary);
         let mut groups = sorter();
-        for found in self.visible(horizon)? {
+        let mut visible = self.visible(horizon)?;
+        visible.scan.keep_lost();
+        while let Some(found) = visible.next() {
             let (path, found) = found?;
             if let Some(group) = found.node.links {
                 self.note(&mut groups, group, &path, &found)?;
             }
+            for lost in visible.scan.take_lost() {
+                note_change(&mut groups, lost.group, lost.at, &lost.change)?;
+            }
+        }
+        for lost in visible.scan.take_lost() {
+            note_change(&mut groups, lost.group, lost.at, &lost.change)?;
         }
         let mut by_path = sorter();
         let mut of_group: (Vec<u8>, Vec<Change>) = Default::default();
@@ -111,17 +119,16 @@ impl Merged {
     fn note(
         &self,
         groups: &mut Sorter,
-        LinkGroup(group): LinkGroup,
+        group: LinkGroup,
         path: &TreePath,
         found: &Found,
     ) -> Result<()> {
-        let mut push = |tail: &[&[u8]], value: &[u8]| {
-            groups.push(&[&group.to_be_bytes()[..], &tail.concat()].concat(), value)
-        };
         for (at, change) in &found.patches {
-            let change = write_changes(std::slice::from_ref(change));
-            push(&[&[0], &at.0.to_be_bytes()], &change)?;
+            note_change(groups, group, *at, change)?;
         }
+        let mut push = |tail: &[&[u8]], value: &[u8]| {
+            groups.push(&[&group.0.to_be_bytes()[..], &tail.concat()].concat(), value)
+        };
         for (number, rule) in self.options.rules.iter().enumerate() {
             if rule.applies(path, &found.node.kind) {
                 let order = (number as u64).to_be_bytes();
@@ -132,6 +139,17 @@ impl Merged {
         push(&[&[1], &path], &path)?;
         Ok(())
     }
+}
+
+/// Notes that an inode of several names is changed at a moment.
+fn note_change(
+    groups: &mut Sorter,
+    LinkGroup(group): LinkGroup,
+    at: Moment,
+    change: &Change,
+) -> Result<()> {
+    let key = [&group.to_be_bytes()[..], &[0], &at.0.to_be_bytes()].concat();
+    Ok(groups.push(&key, &write_changes(std::slice::from_ref(change)))?)
 }
 
 /// What the scan leaves at each path.

@@ -5,6 +5,9 @@
 //! goes. Those moments are its *clearings*. The scan keeps them for the paths above the one at
 //! hand, and asks before each record whether one of them lies between it and the record before.
 //!
+//! What is changed at a name is changed of its inode, which may have other names. So changes of a
+//! name of several outlive the name, for callers that ask for them ([`Scan::keep_lost`]).
+//!
 //! A scan has a *horizon*: what is said from then on does not count. So the same records give the
 //! tree of the first layers, too.
 
@@ -70,6 +73,16 @@ pub(crate) struct Scan {
     linked: Option<Moment>,
     /// The link of this moment is resolved.
     resolved: Option<Moment>,
+    /// Changes of names that are gone, whose inodes may have others.
+    lost: Option<Vec<Lost>>,
+}
+
+/// A change of an inode by a name that is gone.
+#[derive(Clone, Debug)]
+pub(crate) struct Lost {
+    pub(crate) group: LinkGroup,
+    pub(crate) at: Moment,
+    pub(crate) change: Change,
 }
 
 /// A path at which something cleared all that is below.
@@ -93,6 +106,28 @@ impl Scan {
             clearings: Vec::new(),
             linked: None,
             resolved: None,
+            lost: None,
+        }
+    }
+
+    /// From now on, changes of names that go are kept for [`take_lost`](Self::take_lost).
+    pub(crate) fn keep_lost(&mut self) {
+        self.lost = Some(Vec::new());
+    }
+
+    /// The changes of names that have gone since the last call.
+    pub(crate) fn take_lost(&mut self) -> Vec<Lost> {
+        self.lost.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Something else is at the path from now on.
+    fn set_state(&mut self, state: State) {
+        let before = std::mem::replace(&mut self.state, state);
+        if let (Some(lost), State::Found(found)) = (&mut self.lost, before)
+            && let Some(group) = found.node.links
+        {
+            let changes = found.patches.into_iter();
+            lost.extend(changes.map(|(at, change)| Lost { group, at, change }));
         }
     }
 
@@ -144,7 +179,7 @@ impl Scan {
 
     fn catch_up(&mut self, at: Moment) {
         if self.cleared_between(self.since, at).is_some() {
-            self.state = State::Nothing;
+            self.set_state(State::Nothing);
         }
         self.since = self.since.max(at);
     }
@@ -159,7 +194,7 @@ impl Scan {
             Record::Linked => self.linked = Some(at),
             Record::Through => {}
             Record::Whiteout => {
-                self.state = State::Nothing;
+                self.set_state(State::Nothing);
                 self.clearings.push(at);
             }
             Record::Opaque => self.clearings.push(at),
@@ -172,7 +207,7 @@ impl Scan {
             Record::Link(_) if self.resolved == Some(at) => {}
             Record::Link(target) => {
                 self.clearings.push(at);
-                self.state = State::Link { target, at };
+                self.set_state(State::Link { target, at });
             }
             Record::Patch(patch) => self.patch(patch, at)?,
         }
@@ -186,7 +221,8 @@ impl Scan {
         if self.linked.take() == Some(at) && node.links.is_none() {
             node.links = Some(LinkGroup(at.0));
         }
-        self.state = State::Found(Box::new(Found { node, at, patches: Vec::new(), by_link }));
+        let found = Found { node, at, patches: Vec::new(), by_link };
+        self.set_state(State::Found(Box::new(found)));
     }
 
     /// A directory may have something below. So may a symbolic link that

@@ -18,6 +18,8 @@ enum Said {
     Link(String, String),
     Remove(String),
     Patch(String),
+    /// A patch that may find nothing.
+    Perhaps(String),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -64,6 +66,10 @@ fn merged(layers: &[Layer], options: &Options) -> Result<Merged> {
                 Said::Patch(at) => {
                     let changes = vec![Change::Gid(tag)];
                     collector.patch(&path(at), Patch { expected: Expected::Any, changes })?;
+                }
+                Said::Perhaps(at) => {
+                    let changes = vec![Change::Gid(tag)];
+                    collector.patch(&path(at), Patch { expected: Expected::Optional, changes })?;
                 }
             }
         }
@@ -211,6 +217,12 @@ impl Model {
                     let inode = *self.tree.get(&at).ok_or(())?;
                     self.inodes[inode].2 = tag;
                 }
+                Said::Perhaps(at) => {
+                    let at = self.resolve(&path(at), false)?;
+                    if let Some(inode) = self.tree.get(&at) {
+                        self.inodes[*inode].2 = tag;
+                    }
+                }
             }
         }
         Ok(())
@@ -278,6 +290,7 @@ fn some_said(symlinks: bool) -> impl Strategy<Value = Said> {
             (some_path(), target).prop_map(|(at, to)| Said::Symlink(at, to)),
         1 => some_path().prop_map(Said::Remove),
         1 => (some_path(), some_path()).prop_map(|(at, to)| Said::Link(at, to)),
+        1 => some_path().prop_map(Said::Perhaps),
     ]
 }
 
@@ -400,6 +413,26 @@ fn a_change_of_one_name_is_one_of_all() {
         entries[1..].iter().map(of).collect::<Vec<_>>(),
         [(0o123, 5), (0o123, 5), (0o700, 3)]
     );
+}
+
+#[test]
+fn a_change_of_a_name_that_goes_is_one_of_the_others() {
+    let link = |at: &str, to: &str| Said::Link(at.to_owned(), to.to_owned());
+    let gids = |layers: &[Layer]| {
+        let entries = entries(&merged(layers, &options()).unwrap(), layers.len()).unwrap();
+        let names = entries.iter().filter(|entry| entry.kind != Kind::Directory);
+        names.map(|entry| entry.attributes.gid).collect::<Vec<_>>()
+    };
+    let files = || layer(&[], &[], vec![f("d/b"), link("a", "d/b"), link("c", "d/b")]);
+    let patch = |at: &str| layer(&[], &[], vec![Said::Patch(at.to_owned())]);
+    // The name is replaced by another file, hidden, or gone with its directory.
+    assert_eq!(gids(&[files(), patch("d/b"), layer(&[], &[], vec![f("d/b")])]), [4, 4, 0]);
+    assert_eq!(gids(&[files(), patch("d/b"), layer(&["d/b"], &[], vec![])]), [4, 4]);
+    assert_eq!(gids(&[files(), patch("d/b"), layer(&[], &["d"], vec![])]), [4, 4]);
+    assert_eq!(gids(&[files(), patch("a"), layer(&[], &[], vec![link("a", "c")])]), [4, 4, 4]);
+    // Changes of all names count in the order in which they were made.
+    let both = [files(), patch("a"), patch("d/b"), layer(&["d"], &[], vec![])];
+    assert_eq!(gids(&both), [5, 5]);
 }
 
 #[test]

@@ -51,7 +51,8 @@ pub(crate) struct Args {
     /// What it is to hold
     #[arg(required = true, value_name = "SOURCE[:PATH]")]
     sources: Vec<OsString>,
-    /// Make a subvolume of a directory; it is made if it is missing, in a directory that is there
+    /// Make a subvolume of a directory; it is made if it is missing, and so are the directories on
+    /// the way to it
     #[arg(long, value_name = "PATH[=ro|rw|default|default-ro]", value_parser = subvolume)]
     subvol: Vec<SubvolumeArg>,
     /// Make a read-only subvolume of each layer, each a snapshot of the one below, and a writable

@@ -15,8 +15,8 @@ use crate::{failure, print, size};
 use anyhow::Context;
 use indicatif::ProgressBar;
 use larder_archive::{
-    Compression, Compressor, ImageConfig, Layout, Method, OciError, Platform, Style, TarError,
-    TarWriter,
+    Compression, Compressor, ImageConfig, Layer, Layout, Method, OciError, Platform, Style,
+    TarError, TarWriter,
 };
 use larder_fs::{FileKind, InodeId, Timestamp};
 use larder_sources::{Attributes, Contents, Entry, Kind, LinkGroup, Time, TreePath};
@@ -108,6 +108,20 @@ impl OciName {
 
 /// Writes a container image of one layer.
 pub(super) fn oci(job: &Job<'_>, name: &OciName) -> anyhow::Result<Extracted> {
+    container(job, name, |layout, how| {
+        let layer = layout.layer(how).could_not_run()?;
+        let mut tar = TarWriter::new(layer, Style::Layer);
+        let extracted = entries(job, &mut tar)?;
+        Ok((extracted, vec![tar.finish().context("writing the layer")?.finish()?]))
+    })
+}
+
+/// Writes a container image of the layers that `make` makes, the lowest first.
+pub(super) fn container(
+    job: &Job<'_>,
+    name: &OciName,
+    make: impl FnOnce(&Layout, Compression) -> anyhow::Result<(Extracted, Vec<Layer>)>,
+) -> anyhow::Result<Extracted> {
     if job.start.kind != FileKind::Directory {
         return usage(format!("{} is a file: a container image is a tree", job.shown));
     }
@@ -123,11 +137,8 @@ pub(super) fn oci(job: &Job<'_>, name: &OciName) -> anyhow::Result<Extracted> {
         return Err(OciError::Exists { path, tag }).hint("--force replaces it").could_not_run();
     }
     let how = Compression { method: Method::Gzip, level: None };
-    let layer = layout.layer(job.args.compress.unwrap_or(how)).could_not_run()?;
-    let mut tar = TarWriter::new(layer, Style::Layer);
-    let mut extracted = entries(job, &mut tar)?;
-    let layer = tar.finish().context("writing the layer")?.finish()?;
-    extracted.digest = Some(layout.image(&[layer], &config)?.digest);
+    let (mut extracted, layers) = make(&layout, job.args.compress.unwrap_or(how))?;
+    extracted.digest = Some(layout.image(&layers, &config)?.digest);
     Ok(extracted)
 }
 
@@ -222,6 +233,7 @@ impl<W: Write> Writing<'_, W> {
                 self.done.sockets += 1;
                 Ok(())
             }
+            Err(e @ TarError::Whiteout) => Err(of_source(e.into())),
             Err(TarError::Unreadable(e)) => Err(of_source(unwrapped(e))),
             Err(TarError::Torn(e)) => Err(Trouble::All(unwrapped(e).context(found.shown.clone()))),
             Err(TarError::Output(e)) => {
@@ -252,14 +264,17 @@ impl<W: Write> Writing<'_, W> {
         };
         let mut xattrs = found.xattrs.clone();
         xattrs.sort();
+        let inode = self.job.image.fs.getattr(found.node)?;
         let attributes = Attributes {
             uid: meta.uid,
             gid: meta.gid,
             permissions: meta.perm,
-            modified: time(meta.mtime),
-            accessed: Some(time(meta.atime)),
+            modified: time(inode.mtime),
+            accessed: Some(time(inode.atime)),
+            changed: Some(time(inode.ctime)),
+            created: Some(time(inode.otime)),
             xattrs,
-            ..Attributes::default()
+            inode_flags: inode.flags,
         };
         let next = LinkGroup(self.groups.len() as u64);
         let links = meta.identity.map(|identity| *self.groups.entry(identity).or_insert(next));

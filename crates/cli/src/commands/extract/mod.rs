@@ -4,6 +4,7 @@
 //! cp` makes; `archive` writes the other two forms.
 
 mod archive;
+mod layers;
 
 use crate::copy::beneath::Beneath;
 use crate::copy::image::ImageTree;
@@ -18,6 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use archive::OciName;
 use larder_archive::{Compression, Platform};
 use larder_fs::{Attr, FileKind};
+use layers::WrittenLayer;
 use serde_json::json;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -33,6 +35,8 @@ Examples:
   larder extract disk.img --tar root.tar.zst
   larder extract disk.img:/home --tar - --include '*.txt' | tar -tf -
   larder extract disk.img --oci layout:v1
+  larder extract disk.img --oci layout:v2 --layers
+  larder extract disk.img --oci layout:v3 --layer home-monday --layer home
 
 IMAGE:PATH is a directory whose content is extracted, or one file. Each further
 PATH is in that directory, and only what is there is extracted. Patterns are
@@ -45,7 +49,12 @@ reported, unless there is --force. Names and links in the image cannot lead out
 of DIR. Nested subvolumes become directories.
 
 A tar is sorted, and the same image gives the same bytes. It holds no sockets.
-Layers of container images have no holes, as their specification wants it.")]
+Layers of container images have no holes, as their specification wants it.
+
+With --layers each snapshot from which IMAGE:PATH descends becomes a layer, the
+oldest one lowest, and so does IMAGE:PATH itself if it was changed since. With
+--layer it is the subvolumes that are named. A layer has what differs from the
+one below, and whiteouts for what is gone.")]
 pub(crate) struct Args {
     /// Image file or block device, and what to extract
     #[arg(value_name = "IMAGE[:PATH]")]
@@ -66,6 +75,21 @@ pub(crate) struct Args {
     /// Write a container image of one layer into an OCI layout (default tag: latest)
     #[arg(long, value_name = "LAYOUT[:TAG]")]
     oci: Option<OsString>,
+    /// Make a layer of each snapshot from which IMAGE:PATH descends, and of IMAGE:PATH
+    #[arg(
+        long,
+        requires = "oci",
+        conflicts_with_all = ["include", "exclude", "one_subvolume"]
+    )]
+    layers: bool,
+    /// Make a layer of this subvolume, by its path from the top level; the first one is the lowest
+    #[arg(
+        long,
+        value_name = "SUBVOLUME",
+        requires = "oci",
+        conflicts_with_all = ["layers", "include", "exclude", "one_subvolume"]
+    )]
+    layer: Vec<OsString>,
     /// Compress the tar: none, gzip, zstd or xz, and a level (default: what the name of FILE says;
     /// of layers: gzip)
     #[arg(long, value_name = "METHOD[:LEVEL]")]
@@ -112,11 +136,14 @@ struct Extracted {
     sockets: u64,
     /// Digest of the manifest of a container image.
     digest: Option<String>,
+    /// Layers that are made of subvolumes.
+    layers: Vec<WrittenLayer>,
 }
 
 /// What all forms work on.
 struct Job<'a> {
     args: &'a Args,
+    image: &'a Image,
     tree: ImageTree<'a>,
     start: Attr,
     /// Name of the start, where that is not a directory.
@@ -137,10 +164,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let name = target.path.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
     let shown = print::name(args.source.as_bytes());
-    let job = Job { args, tree: ImageTree(&image), start, name, shown, select };
+    let job = Job { args, image: &image, tree: ImageTree(&image), start, name, shown, select };
     let done = match form {
         Form::Directory(dir) => into_directory(&job, dir),
         Form::Tar(file) => archive::tar(&job, file),
+        Form::Oci(name) if args.layers || !args.layer.is_empty() => layers::oci(&job, &name),
         Form::Oci(name) => archive::oci(&job, &name),
     };
     let done = done.and_then(|extracted| report(&job, &extracted));
@@ -171,6 +199,9 @@ fn form(args: &Args) -> anyhow::Result<(Form<'_>, Vec<Vec<u8>>)> {
         if args.json {
             return usage("--json would be written into the tar: name a file");
         }
+    }
+    if rest.len() > 0 && (args.layers || !args.layer.is_empty()) {
+        return usage("layers are made of whole subvolumes: name no paths in them");
     }
     let paths: Vec<Vec<u8>> = rest.map(|path| path.as_bytes().to_vec()).collect();
     if paths.iter().any(|path| path.split(|b| *b == b'/').any(|name| name == b"..")) {
@@ -232,6 +263,7 @@ fn report(job: &Job<'_>, extracted: &Extracted) -> anyhow::Result<()> {
             "subvolumes": extracted.subvolumes,
             "sockets": extracted.sockets,
             "digest": extracted.digest,
+            "layers": extracted.layers.iter().map(WrittenLayer::json).collect::<Vec<_>>(),
         }))?;
     }
     let missing: Vec<String> = job.select.unmet().iter().map(|path| print::name(path)).collect();

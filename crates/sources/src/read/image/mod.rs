@@ -14,7 +14,9 @@ use crate::spill::{Records, Sorter};
 use crate::{Attributes, Contents, Kind, LinkGroup, Locator, SourceNumber, Time, TreePath};
 use larder_format::ObjectId;
 use larder_format::items::InodeFlags;
-use larder_fs::{Attr, FileKind, Filesystem, InodeId, OpenOptions, Seek, SubvolChoice, Timestamp};
+use larder_fs::{
+    Attr, ExtentPlace, FileKind, Filesystem, InodeId, OpenOptions, Seek, SubvolChoice, Timestamp,
+};
 use larder_volume::{FileDevice, OpenMode};
 use std::io;
 use std::ops::Range;
@@ -25,6 +27,8 @@ use std::sync::Arc;
 const NAMES: usize = 1 << 20;
 /// Memory for the nodes of the image.
 const CACHE: u64 = 32 << 20;
+/// Extents of a file whose addresses are compared.
+const MOST_EXTENTS: usize = 1 << 16;
 /// Flags that a user may set; the others say how the inode is stored.
 const KEPT: InodeFlags = InodeFlags::NODATASUM
     .union(InodeFlags::NODATACOW)
@@ -72,7 +76,12 @@ impl ImageStore {
             ..OpenOptions::default()
         };
         let fs = Filesystem::open(Arc::new(device), options).map_err(failed)?;
-        Ok(Self { name: name.into(), fs })
+        Ok(Self::of(&name, fs))
+    }
+
+    /// An image that is open already, with the root that it has.
+    pub(crate) fn of(name: &str, fs: Arc<Filesystem>) -> Self {
+        Self { name: name.into(), fs }
     }
 
     fn error(&self, path: &TreePath) -> impl FnOnce(larder_fs::Error) -> Error + use<> {
@@ -289,5 +298,23 @@ impl Contents for ImageFile {
             }
         }
         Ok(())
+    }
+
+    /// The addresses of its extents, unless some of it is in leaves, or they are many.
+    fn place(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let (mut place, mut extents) = (Vec::new(), 0);
+        let mapped = self.fs.map_extents(self.id, 0, &mut |extent| {
+            extents += 1;
+            let ExtentPlace::Device { at, offset, written, .. } = extent.place else {
+                extents = usize::MAX;
+                return false;
+            };
+            for number in [extent.start, extent.len, at.0, offset, written.into()] {
+                place.extend(number.to_le_bytes());
+            }
+            extents < MOST_EXTENTS
+        });
+        mapped.map_err(|e| failed(&self.name, &e))?;
+        Ok((extents < MOST_EXTENTS).then_some(place))
     }
 }

@@ -231,8 +231,11 @@ fn mode(text: &[u8]) -> Result<Vec<Change>, String> {
 }
 
 fn inode_flags(text: &[u8]) -> Result<Change, String> {
-    let flags = flags::from_names(text);
-    flags.map(Change::InodeFlags).map_err(|name| format!("btrfs has no flag {name:?}"))
+    let (flags, unknown) = flags::from_names(text);
+    match unknown.first() {
+        None => Ok(Change::InodeFlags(flags)),
+        Some(name) => Err(format!("btrfs has no flag {name:?}")),
+    }
 }
 
 fn target(text: &[u8]) -> Result<Kind, String> {

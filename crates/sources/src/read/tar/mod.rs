@@ -252,7 +252,7 @@ impl Reading<'_> {
             accessed: time(b"atime")?,
             changed: time(b"ctime")?,
             created: time(b"LIBARCHIVE.creationtime")?,
-            inode_flags: self.flags()?,
+            inode_flags: self.flags(),
             xattrs: self.xattrs()?,
         })
     }
@@ -266,16 +266,14 @@ impl Reading<'_> {
         id.ok_or_else(|| self.refused(what()))
     }
 
-    fn flags(&mut self) -> Result<u64> {
-        let Some(names) = self.member.extended.get(b"SCHILY.fflags") else { return Ok(0) };
-        match flags::from_names(names) {
-            Ok(flags) => Ok(flags),
-            Err(name) => {
-                let what = format!("btrfs has no flag {name:?}; left out");
-                self.collector.note(&self.member.name, &what);
-                Ok(0)
-            }
+    fn flags(&mut self) -> u64 {
+        let Some(names) = self.member.extended.get(b"SCHILY.fflags") else { return 0 };
+        let (flags, unknown) = flags::from_names(names);
+        for name in unknown {
+            let what = format!("btrfs has no flag {name:?}; left out");
+            self.collector.note(&self.member.name, &what);
         }
+        flags
     }
 
     fn xattrs(&mut self) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
@@ -301,8 +299,15 @@ impl Reading<'_> {
             if let Some(text) = extended.get(keyword)
                 && !xattrs.contains_key(name)
             {
-                let value = acl::from_text(text, is_default).map_err(|what| self.refused(what))?;
-                xattrs.extend(value.map(|value| (name.to_vec(), value)));
+                let acl = acl::from_text(text, is_default).map_err(|what| self.refused(what))?;
+                xattrs.extend(acl.value.map(|value| (name.to_vec(), value)));
+                for name in acl.left_out {
+                    let what = format!(
+                        "an ACL for {name:?} without a number; left out, for names mean nothing \
+                         in an image (`tar --xattrs --xattrs-include='*'` stores numbers)"
+                    );
+                    self.collector.note(&self.member.name, &what);
+                }
             }
         }
         Ok(xattrs.into_iter().collect())

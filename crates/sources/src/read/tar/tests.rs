@@ -195,10 +195,10 @@ fn attributes_and_acls_are_read() {
         b"user::rw-,user:61001:r--,group::r--,group:61050:-w-,mask::rw-,other::---",
         false,
     );
-    setfattr(&file, "system.posix_acl_access", &acl.unwrap().unwrap());
+    setfattr(&file, "system.posix_acl_access", &acl.unwrap().value.unwrap());
     let acl =
         crate::acl::from_text(b"user::rwx,user:61002:rwx,group::r-x,mask::rwx,other::r-x", true);
-    setfattr(&dir.join("d"), "system.posix_acl_default", &acl.unwrap().unwrap());
+    setfattr(&dir.join("d"), "system.posix_acl_default", &acl.unwrap().value.unwrap());
     if rustix::process::geteuid().is_root() {
         let capability = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         setfattr(&file, "security.capability", &capability);
@@ -350,7 +350,7 @@ fn hostile_archives_are_refused_by_name() {
         ),
         (
             sparse(&[("SCHILY.acl.access", "user::rwx,user:lisa:r--,group::r--,other::---")]),
-            "sparse: an ACL for \"lisa\" without a number",
+            "sparse: an ACL that is not whole",
         ),
         (vec![b"this is no archive, but as long as one ".repeat(20)], "not a tar archive"),
     ] {
@@ -400,6 +400,16 @@ fn forms_of_old_and_other_programs_are_read() {
     assert_eq!(tree["again"].data, b"data");
     // The later member took the path.
     assert_eq!((&tree["x"].data[..], &tree["x"].first_name), (&b""[..], &None));
+}
+
+#[test]
+fn an_acl_of_names_is_noted_and_the_rest_of_it_stays() {
+    let acl = "user::rwx,user:lisa:r--,group::---,mask::r--,other::---";
+    let archive = [&extended(&[("SCHILY.acl.access", acl)])[..], &file("f", b""), &END].concat();
+    let sources = read(&archive).unwrap();
+    assert_eq!(tree(&sources)["f"].attributes.xattrs[0].1.len(), 4 + 4 * 8);
+    let notes = sources.notes().join("\n");
+    assert!(notes.contains("f: an ACL for \"lisa\" without a number"), "{notes}");
 }
 
 #[test]
