@@ -13,7 +13,7 @@ use crate::read::image::{self, ImageStore};
 use crate::read::manifest::{self, Language};
 use crate::read::tar::{self, TarStore, Whiteouts};
 use crate::read::{Store, oci, spool};
-use crate::{Contents, Locator, Options, Sort, SourceNumber, SourceSpec};
+use crate::{Contents, Locator, Options, Sort, SourceNumber, SourceSpec, TreePath};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -79,6 +79,13 @@ impl Sources {
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The name of the source that has what is at a path, as an error about it should say. Finding
+    /// it takes as long as streaming all entries.
+    #[must_use]
+    pub fn source_of(&self, path: &TreePath) -> Option<&str> {
+        self.merged.source_of(path)
     }
 
     /// Opens the contents of a file. Any number of threads may do so at the same time.

@@ -190,7 +190,10 @@ impl Model {
                     let at = self.resolve(&path(at), true)?;
                     self.put(&at, Kind::Symlink(to.clone().into_bytes()), tag);
                 }
-                Said::Link(at, to) if at == to => {}
+                Said::Link(at, to) if at == to => {
+                    let at = self.resolve(&path(at), false)?;
+                    self.tree.get(&at).ok_or(())?;
+                }
                 Said::Link(at, to) => {
                     let to = self.resolve(&path(to), false)?;
                     let inode = *self.tree.get(&to).ok_or(())?;
@@ -431,6 +434,23 @@ fn times_are_clamped_and_owners_set() {
     };
     let seen: Vec<_> = entries.iter().map(seen).collect();
     assert_eq!(seen, [(0, 50, None), (0, 50, None), (7, 50, Some(50)), (7, 40, Some(40))]);
+}
+
+#[test]
+fn the_source_of_a_path_is_the_last_that_put_it() {
+    let base = layer(&[], &[], vec![f("a"), f("b"), f("d/c"), f("gone")]);
+    let over = layer(&["gone"], &[], vec![f("b"), Said::Link("e".to_owned(), "d/c".to_owned())]);
+    let merged = merged(&[base, over], &options()).unwrap();
+    for (at, source) in [
+        ("a", Some("layer 0")),
+        ("b", Some("layer 1")),
+        ("d/c", Some("layer 0")),
+        ("e", Some("layer 1")),
+        ("gone", None),
+        ("never", None),
+    ] {
+        assert_eq!(merged.source_of(&path(at)), source, "{at}");
+    }
 }
 
 #[test]

@@ -120,6 +120,10 @@ impl Walk<'_> {
         path.push(name);
         let stat = rustix::fs::statat(&level.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = stat.map_err(|e| self.io(&path)(gone(e, self.root)))?;
+        if self.collector.options().image == Some((stat.st_dev, stat.st_ino)) {
+            self.collector.note(path.as_bytes(), "it is the image itself; left out");
+            return Ok(());
+        }
         let kind = self.kind(level.fd.as_fd(), name, &path, &stat)?;
         if self.collector.leaves_out(&path, &kind) {
             // It still takes the place of what earlier sources have. Nothing else of it is looked
