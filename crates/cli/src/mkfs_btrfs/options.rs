@@ -117,7 +117,7 @@ pub(super) struct Subvolume {
 impl Subvolume {
     /// Do both mean one directory, however the path is written?
     fn names_the_same(&self, other: &Self) -> bool {
-        let parts = |path: &'_ Path| -> Vec<_> {
+        let parts = |path: &Path| -> Vec<_> {
             let all = path.components();
             all.filter(|part| !matches!(part, Component::CurDir | Component::RootDir))
                 .map(|part| part.as_os_str().to_owned())

@@ -227,11 +227,12 @@ fn build_error(args: &Args, sources: &Sources, error: larder_build::Error) -> an
             Err::<(), _>(error).could_not_run().unwrap_err()
         }
         Error::Contents { ref path, ref why } => {
+            let source = source_of(args, sources, path).filter(|name| !names(why, name));
             let denied = is_denied(why);
-            let error = of_source(sources, TreePath::new(path), error.to_string());
+            let error = with_source(source, &error);
             if denied { Err::<(), _>(error).hint(DENIED).unwrap_err() } else { error }
         }
-        Error::Entry { ref path, .. } => of_source(sources, TreePath::new(path), error.to_string()),
+        Error::Entry { ref path, .. } => with_source(source_of(args, sources, path), &error),
         error => error.into(),
     }
 }
@@ -243,10 +244,22 @@ fn is_denied(why: &BoxError) -> bool {
     error.is_some_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// An error of an entry, with the name of the source that has it.
-fn of_source(sources: &Sources, entry: Option<TreePath>, text: String) -> anyhow::Error {
-    match entry.and_then(|path| sources.source_of(&path)).filter(|name| !text.contains(name)) {
-        Some(source) => anyhow!("{source}: {text}"),
-        None => anyhow!(text),
+/// Does the text of an error begin with the name of its source?
+fn names(why: &BoxError, source: &str) -> bool {
+    why.to_string().starts_with(source)
+}
+
+/// The source of an entry. With layers there are many trees, and the entry may be in any of them.
+fn source_of<'a>(args: &Args, sources: &'a Sources, path: &[u8]) -> Option<&'a str> {
+    if args.layers {
+        return None;
+    }
+    TreePath::new(path).and_then(|path| sources.source_of(&path))
+}
+
+fn with_source(source: Option<&str>, error: &larder_build::Error) -> anyhow::Error {
+    match source {
+        Some(source) => anyhow!("{source}: {error}"),
+        None => anyhow!("{error}"),
     }
 }
