@@ -44,8 +44,7 @@ pub fn build(
         _ => Fit::roomy(plan.nodesize),
     };
     let space = Space::new(limit, fit, plan.system_flags())?;
-    let size =
-        |end: u64| limit.map_or_else(|| image_size(options.size, end), |l| l & !(SECTOR - 1));
+    let size = |end: u64| image_size(options.size, limit, end);
     let run = Run { plan: &plan, sink: &sink, scratch: &scratch, open, progress };
 
     progress.stage(Stage::Contents);
@@ -90,6 +89,12 @@ pub fn build(
     report.metadata = done.nodes * u64::from(plan.nodesize);
     report.end = done.space.end();
     report.size = size(report.end);
+    if let Some(room) = limit.filter(|room| *room < report.size) {
+        return Err(Error::Unsupported(format!(
+            "the output has {room} bytes, which is less than the {} that are needed",
+            report.size
+        )));
+    }
     report.data = done.space.used_bytes() - report.metadata;
     let mut superblock = world.superblock(&done)?;
     sink.flush()?;
@@ -114,16 +119,22 @@ fn limit(sink: &Sink, options: &BuildOptions) -> Result<Option<u64>> {
     }
 }
 
-/// Bytes of an image whose last chunk ends at `end`.
-fn image_size(size: ImageSize, end: u64) -> u64 {
+/// Bytes of an image whose last chunk ends at `end`, in an output of `limit` bytes. A device may be
+/// larger than the file system on it, if that was asked for.
+fn image_size(size: ImageSize, limit: Option<u64>, end: u64) -> u64 {
     const MIB: u64 = 1 << 20;
-    match size {
+    let whole = |limit: u64| limit & !(SECTOR - 1);
+    match (size, limit) {
+        (ImageSize::Shrink { align }, None) => end.next_multiple_of(align),
+        (ImageSize::Shrink { align }, Some(limit)) => end.next_multiple_of(align).min(whole(limit)),
+        (ImageSize::Free(free), _) => end.saturating_add(free).next_multiple_of(MIB),
+        (ImageSize::Exactly(_) | ImageSize::Auto | ImageSize::AtLeast(_), Some(limit)) => {
+            whole(limit)
+        }
+        (ImageSize::Exactly(size), None) => size,
+        (ImageSize::AtLeast(size), None) => end.next_multiple_of(MIB).max(whole(size)),
         // A tenth, at least as much as Linux needs to make a chunk of each type.
-        ImageSize::Auto => (end + (end / 10).max(64 * MIB)).next_multiple_of(MIB),
-        ImageSize::AtLeast(size) => end.next_multiple_of(MIB).max(size & !(SECTOR - 1)),
-        ImageSize::Free(free) => (end + free).next_multiple_of(MIB),
-        ImageSize::Shrink { align } => end.next_multiple_of(align),
-        ImageSize::Exactly(size) => size,
+        (ImageSize::Auto, None) => (end + (end / 10).max(64 * MIB)).next_multiple_of(MIB),
     }
 }
 

@@ -83,7 +83,8 @@ pub struct Compress {
     pub force: bool,
 }
 
-/// How large an image becomes. An existing device or image that is written in place keeps its size.
+/// How large an image becomes. An existing device or image that is written in place keeps its size;
+/// the file system on it is as large, unless `Exactly`, `Free` or `Shrink` make it smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageSize {
     /// As large as the contents, and some room to work in.

@@ -86,12 +86,16 @@ impl Sink {
             Err(e) if e.kind() == io::ErrorKind::NotFound && !in_place => None,
             Err(source) => return Err(failed("open", path, source)),
         };
+        let is_device = there.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
+        if !is_device && there.as_ref().is_some_and(|meta| !meta.is_file()) {
+            let what = format!("{} is neither a file nor a block device", path.display());
+            return Err(Error::Unsupported(what));
+        }
+        let path = &if in_place || is_device { path.clone() } else { followed(path)? };
         let target = match there {
             None => Self::new_file(path, None)?,
             Some(meta) if in_place && meta.is_file() && size.resizes() => Self::anew(path, force)?,
-            Some(meta) if in_place || meta.file_type().is_block_device() => {
-                Self::existing(path, force)?
-            }
+            Some(_) if in_place || is_device => Self::existing(path, force)?,
             Some(_) if !force => {
                 return Err(Error::Unsupported(format!(
                     "{} exists; use --force to replace it",
@@ -268,6 +272,20 @@ fn name(file: &File, stand_in: Option<TempPath>, path: &Path, replace: bool) -> 
     std::fs::rename(&other, path)
 }
 
+/// Where the symbolic links at `path` lead. The image lies there, as for a program that opens its
+/// output.
+fn followed(path: &Path) -> Result<PathBuf> {
+    const MOST_LINKS: usize = 40;
+    let mut at = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match std::fs::read_link(&at) {
+            Ok(target) => at = directory_of(&at).join(target),
+            Err(_) => return Ok(at),
+        }
+    }
+    Err(failed("open", path, rustix::io::Errno::LOOP.into()))
+}
+
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -332,6 +350,30 @@ mod tests {
         sink.finish(3).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(names(dir.path()), ["old.img"]);
+    }
+
+    #[test]
+    fn an_image_lies_where_links_lead() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::fs::create_dir(dir.path().join("far")).unwrap();
+        symlink("far/away", &link).unwrap();
+        symlink("round", dir.path().join("round")).unwrap();
+        for force in [false, true] {
+            let output = Output::File { path: link.clone(), force };
+            let sink = Sink::open(&output, ImageSize::Auto).unwrap();
+            sink.write(0, b"new").unwrap();
+            sink.finish(3).unwrap();
+            assert_eq!(std::fs::read(dir.path().join("far/away")).unwrap(), b"new");
+            assert!(link.is_symlink());
+        }
+        assert_eq!(names(dir.path()), ["far", "link", "round"]);
+        let round = Output::File { path: dir.path().join("round"), force: false };
+        assert!(Sink::open(&round, ImageSize::Auto).is_err());
+        let directory = Output::File { path: dir.path().join("far"), force: false };
+        let refused = Sink::open(&directory, ImageSize::Auto).unwrap_err().to_string();
+        assert!(refused.contains("neither a file nor a block device"), "{refused}");
     }
 
     #[test]

@@ -110,6 +110,8 @@ pub struct Report {
     pub extensions: Vec<(String, Share)>,
 }
 
+/// Longer ends of names are no extensions, but parts of a name with dots.
+const LONGEST_EXTENSION: usize = 12;
 /// Extensions that are told apart; a tree can have any number.
 const MOST_EXTENSIONS: usize = 4096;
 
@@ -169,9 +171,9 @@ impl Tallies {
             Some(at) => (&path[..at], path.rsplit(|b| *b == b'/').next().unwrap_or(path)),
             None => (&path[..0], path),
         };
-        // A dot at the start makes no extension.
+        // A dot at the start makes no extension, and nothing long is one.
         let extension = match name.iter().rposition(|b| *b == b'.') {
-            Some(at) if at > 0 => &name[at + 1..],
+            Some(at) if at > 0 && name.len() - at - 1 <= LONGEST_EXTENSION => &name[at + 1..],
             _ => &name[..0],
         };
         Tally {
@@ -230,8 +232,13 @@ mod tests {
     #[test]
     fn files_count_under_their_directory_and_extension() {
         let (mut tallies, mut shares) = (Tallies::default(), Shares::default());
-        let files: [(&[u8], u64); 5] =
-            [(b"a/b/x.c", 10), (b"a/y.c", 5), (b".profile", 1), (b"z.h", 30), (b"b/Makefile", 2)];
+        let files: [(&[u8], u64); 5] = [
+            (b"a/b/x.c", 10),
+            (b"a/y.c", 5),
+            (b".profile", 1),
+            (b"z.h", 30),
+            (b"b/k.org_main_list", 2),
+        ];
         for (path, size) in files {
             let share = Share { files: 1, size, stored: size, inline: 0 };
             shares.add(tallies.of(path), share);

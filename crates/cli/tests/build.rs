@@ -329,3 +329,50 @@ fn a_tar_keeps_every_time_and_flag() {
         assert!(theirs == tar, "libarchive has all of it");
     }
 }
+
+/// Errors of what an image cannot have name the source, whatever found them.
+#[test]
+fn an_error_names_the_source_and_what_to_do() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let image = path("a.img");
+    let tree = tree(dir.path(), false);
+    let upper = path("upper");
+    std::fs::create_dir(&upper).unwrap();
+    std::fs::write(upper.join("large"), b"").unwrap();
+    let value = format!("large=user.v={}", "v".repeat(17_000));
+    let run = larder(args!["build", "--xattr", value, &image, &tree, &upper]);
+    run.fails(1, &format!("{}: large: its attribute user.v", upper.display()));
+    assert!(!image.exists());
+}
+
+#[test]
+fn an_image_in_its_own_source_is_no_part_of_it() {
+    let dir = scratch();
+    let tree = tree(dir.path(), false);
+    let image = tree.join("var/root.img");
+    let build = |more: &[&str]| {
+        let mut c = command();
+        c.env("SOURCE_DATE_EPOCH", "1700000000").args(["build", "--uuid", UUID, "--mtime", "5"]);
+        let run = Run::from(c.args(more).arg(&image).arg(&tree).output().unwrap()).ok();
+        (std::fs::read(&image).unwrap(), run.err)
+    };
+    let (first, _) = build(&[]);
+    let (second, said) = build(&["--force"]);
+    assert!(said.contains("var/root.img: it is the image itself"), "{said}");
+    assert!(first == second);
+}
+
+/// The image has its name before its map is drawn.
+#[test]
+fn a_map_that_fails_leaves_a_complete_image() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let tree = tree(dir.path(), false);
+    let run = larder(args!["build", "--map", path("no/map.svg"), path("a.img"), &tree]);
+    run.fails(1, "a.img is complete, its map is not");
+    larder(args!["check", "--data", path("a.img")]).ok();
+    larder(args!["build", "--map", path("map.pdf"), path("b.img"), &tree])
+        .fails(2, ".svg or .html");
+    assert!(!path("b.img").exists());
+}

@@ -154,8 +154,18 @@ fn a_tar_is_the_same_every_time_and_complete_or_absent() {
     assert_eq!(listed.split_whitespace().collect::<Vec<_>>().join(" "), expected);
     larder(args!["extract", &image, "--tar", file("1.tar")]).fails(2, "exists");
     larder(args!["extract", "--force", &image, "--tar", file("1.tar")]).ok();
+    // A link means what it leads to.
+    symlink("1.tar", file("link.tar")).unwrap();
+    std::fs::write(file("1.tar"), b"mine").unwrap();
+    larder(args!["extract", &image, "--tar", file("link.tar")]).fails(2, "exists");
+    assert_eq!(std::fs::read(file("1.tar")).unwrap(), b"mine");
+    larder(args!["extract", "--force", &image, "--tar", file("link.tar")]).ok();
+    assert_eq!(std::fs::read(file("1.tar")).unwrap(), direct.out);
+    assert!(file("link.tar").is_symlink());
+    symlink("nowhere", file("dangling.tar")).unwrap();
+    larder(args!["extract", &image, "--tar", file("dangling.tar")]).fails(2, "exists");
     // The disk of the tar is full.
-    larder(args!["extract", &image, "--tar", "/dev/full"]).fails(1, "writing the tar");
+    larder(args!["extract", &image, "--tar", "/dev/full"]).fails(1, "/dev/full");
     larder(args!["extract", "--json", &image, "--tar"]).fails(2, "--json");
 }
 

@@ -5,9 +5,10 @@ mod common;
 
 use common::Run;
 use larder_simtest::oracle::{
-    KernelMount, LoopDevice, Need, btrfs_check, need, scratch, tree_compare,
+    KernelMount, LoopDevice, Need, btrfs, btrfs_check, need, scratch, tree_compare,
 };
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::path::Path;
 use std::process::Command;
 
@@ -70,6 +71,24 @@ fn the_same_command_lines_end_the_same_way() {
         "-f --rootdir src --subvol ro:home x.img",
         "-f --rootdir src --compress zstd:99 x.img",
         "-f --rootdir src --compress zlib:9 --shrink x.img",
+        "-f --rootdir src --compress zstd:0 x.img",
+        "-f --rootdir src --compress zstd: x.img",
+        "-f --rootdir src --compress zlib:0 x.img",
+        "-f --rootdir src --compress zlib:10 x.img",
+        "-f --rootdir src --compress lzo:1 x.img",
+        "-f --rootdir src --compress lzo:2 x.img",
+        "-f --rootdir src --compress no:1 x.img",
+        "-f --compress no x.img",
+        "-f --rootdir src -u home -u home/ x.img",
+        "-f --rootdir src -u home -u ro:home x.img",
+        "-f --rootdir src -b 100m x.img",
+        "-f --rootdir src -b 1m x.img",
+        "-f --rootdir src -b 300m x.img",
+        "-f --rootdir src -b 300m --shrink x.img",
+        "-f -b 0 x.img",
+        "-f -n 0 x.img",
+        "-f -U 6ba7b8109dad11d180b400c04fd430c8 x.img",
+        "-f --uuid= x.img",
         "-f missing/x.img",
         "",
         "--help",
@@ -150,6 +169,61 @@ fn what_it_prints_has_the_shape_of_the_other() {
         assert!(text.contains("   ID        SIZE  PATH\n    1   200.00MiB  x.img"), "{text}");
     }
     assert_eq!(ours(dir, "-f -q x.img").ok().text(), "");
+}
+
+/// Bytes of the file system, and of what it lies in.
+fn sizes(path: &Path) -> (u64, u64) {
+    let dump = btrfs(&["inspect-internal", "dump-super", path.to_str().unwrap()]).unwrap();
+    let line = dump.lines().find(|line| line.starts_with("total_bytes")).unwrap();
+    let total = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (total, File::open(path).unwrap().seek(SeekFrom::End(0)).unwrap())
+}
+
+/// With a directory, a size is the least that the file system gets. A file is never cut by it.
+#[test]
+fn a_size_is_the_least_one_where_a_directory_is_given() {
+    if !need(&[Need::MkfsBtrfs, Need::BtrfsProgs]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    let image = dir.join("x.img");
+    std::fs::create_dir_all(dir.join("src")).unwrap();
+    for (len, bytes) in [(100, 300), (200, 300), (400, 300), (0, 300)] {
+        let line = format!("-q -f --rootdir src -b {bytes}m x.img");
+        file(&image, len << 20);
+        theirs(dir, &line).ok();
+        let expected = sizes(&image);
+        file(&image, len << 20);
+        ours(dir, &line).ok();
+        assert_eq!(sizes(&image), expected, "{line}, {len} MiB");
+    }
+    // What does not fit makes both larger.
+    std::fs::write(dir.join("src/large"), vec![b'x'; 40 << 20]).unwrap();
+    std::fs::remove_file(&image).unwrap();
+    ours(dir, "-q -f --rootdir src -b 20m x.img").ok();
+    assert!(sizes(&image).0 > 40 << 20);
+    assert!(btrfs_check(&image, true).is_clean());
+}
+
+#[test]
+fn a_shrunk_file_system_leaves_the_rest_of_a_device_alone() {
+    if !need(&[Need::Root, Need::KernelBtrfs, Need::BtrfsProgs]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    std::fs::create_dir_all(dir.join("src")).unwrap();
+    std::fs::write(dir.join("src/a"), "a".repeat(100_000)).unwrap();
+    file(&dir.join("x.img"), 200 << 20);
+    let device = LoopDevice::attach(&dir.join("x.img")).unwrap();
+    ours(dir, &format!("-q --rootdir src --shrink {}", device.path().display())).ok();
+    let (total, len) = sizes(device.path());
+    assert!(total < 32 << 20 && len == 200 << 20, "{total} of {len}");
+    assert!(btrfs_check(device.path(), true).is_clean());
+    let mount = KernelMount::device(device, "ro").unwrap();
+    assert_eq!(tree_compare(&dir.join("src"), mount.path()).unwrap(), []);
+    mount.unmount_clean().unwrap();
 }
 
 #[test]

@@ -68,6 +68,8 @@ fn entry(line: &str) -> Result<Entry, String> {
     let wrong = || format!("an ACL with the entry {line:?}");
     let fields: Vec<_> = line.split(':').map(str::trim).collect();
     let (tag, name, permissions, number) = match fields[..] {
+        // `other:r--` is an old form, without an empty field.
+        [tag @ ("other" | "o" | "mask" | "m"), permissions] => (tag, "", permissions, None),
         [tag, name, permissions] => (tag, name, permissions, None),
         [tag, name, permissions, number] => (tag, name, permissions, Some(number)),
         _ => return Err(wrong()),

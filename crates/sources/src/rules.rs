@@ -33,6 +33,9 @@ pub struct Options {
     pub modified: Option<Time>,
     /// No time is later than this (`SOURCE_DATE_EPOCH`).
     pub latest: Option<Time>,
+    /// Device and inode of the image: a directory that is a source may hold it, and it is no part
+    /// of what it holds.
+    pub image: Option<(u64, u64)>,
     /// The most bytes that one archive may have when it is unpacked.
     pub most_unpacked: u64,
 }
@@ -47,6 +50,7 @@ impl Default for Options {
             owner: None,
             modified: None,
             latest: None,
+            image: None,
             most_unpacked: 1 << 40,
         }
     }

@@ -96,6 +96,13 @@ impl Sources {
         &self.notes
     }
 
+    /// The name of the source that has what is at a path, as an error about it should say. Finding
+    /// it takes as long as streaming all entries.
+    #[must_use]
+    pub fn source_of(&self, path: &TreePath) -> Option<&str> {
+        self.merged.source_of(path)
+    }
+
     /// Opens the contents of a file. Any number of threads may do so at the same time.
     ///
     /// # Errors

@@ -30,6 +30,8 @@ mod sync;
 mod trim;
 pub(crate) mod umount;
 
+use anyhow::Context;
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Build(Box<build::Args>),
@@ -66,11 +68,11 @@ pub(crate) enum Command {
 pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Result<()> {
     match command {
         Command::Build(a) => {
+            let map = a.map().map(|(image, picture)| map::Args::of(image, picture));
+            map.as_ref().map_or(Ok(false), map::Args::is_html)?;
             build::run(&a)?;
-            match a.map() {
-                Some((image, picture)) => map::run(&map::Args::of(image, picture)),
-                None => Ok(()),
-            }
+            let drawn = map.map_or(Ok(()), |map| map::run(&map));
+            drawn.with_context(|| format!("{} is complete, its map is not", a.image_name()))
         }
         Command::Mkfs(a) => mkfs::run(&a),
         Command::Mount(a) => mount::run(&a),

@@ -17,6 +17,7 @@ use larder_format::items::InodeFlags as Flags;
 use larder_sources::{Entry, Kind, SourceSpec, Sources, Time, TreePath};
 use larder_volume::Device;
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
@@ -30,6 +31,7 @@ impl Progress for Stop {
 
 pub(super) fn fill(options: &Options, content: &Content) -> Result<(), Refused> {
     let (output, size) = place(options, content)?;
+    let before = std::fs::metadata(&options.device).ok().filter(std::fs::Metadata::is_file);
     if content.reflink {
         print::say("WARNING: --reflink: Larder copies the data");
     }
@@ -69,40 +71,47 @@ pub(super) fn fill(options: &Options, content: &Content) -> Result<(), Refused> 
         ..BuildOptions::default()
     };
     build(&output, vec![tree], open, &how, &Stop(Interrupt::watch())).map_err(refused)?;
-    Ok(())
+    match before.filter(|_| !content.shrink) {
+        Some(file) => keep_length(&options.device, file.len())
+            .map_err(|e| Refused::because(format!("{}: {e}", options.device.display()))),
+        None => Ok(()),
+    }
 }
 
 fn refused(error: impl std::error::Error) -> Refused {
     Refused::because(error.to_string())
 }
 
-/// Where the file system is written, and how large it becomes.
+/// Where the file system is written, and how large it becomes. A size that was given is the least
+/// one of a file, but the size on a device.
 fn place(options: &Options, content: &Content) -> Result<(Output, ImageSize), Refused> {
     let path = options.device.clone();
+    let shrunk = content.shrink.then_some(ImageSize::Shrink { align: 4096 });
     if !path.exists() {
-        let size = match (content.shrink, options.bytes) {
-            (true, _) => ImageSize::Shrink { align: 4096 },
-            (false, Some(bytes)) => ImageSize::Exactly(bytes),
-            (false, None) => ImageSize::Auto,
-        };
+        let size = shrunk.or(options.bytes.map(ImageSize::AtLeast)).unwrap_or(ImageSize::Auto);
         return Ok((Output::File { path, force: false }, size));
     }
     let device = open(&path)?;
     refuse_existing(options, &device)?;
-    if let Some(bytes) = options.bytes.filter(|bytes| *bytes > device.size()) {
-        return Err(Refused::because(format!(
-            "{} is smaller than requested size, expected {bytes}, found {}",
-            path.display(),
-            device.size()
-        )));
-    }
-    let size = match options.bytes {
-        _ if content.shrink && !device.is_block_device() => ImageSize::Shrink { align: 4096 },
-        Some(bytes) => ImageSize::Exactly(bytes),
-        None if device.is_block_device() => ImageSize::Exactly(device.size()),
-        None => ImageSize::AtLeast(device.size()),
+    let there = device.size();
+    let size = if device.is_block_device() {
+        if let Some(bytes) = options.bytes.filter(|bytes| *bytes > there) {
+            return Err(Refused::because(format!(
+                "{} is smaller than requested size, expected {bytes}, found {there}",
+                path.display(),
+            )));
+        }
+        ImageSize::Exactly(options.bytes.unwrap_or(there))
+    } else {
+        ImageSize::AtLeast(options.bytes.unwrap_or(there))
     };
-    Ok((Output::InPlace { path, force: true }, size))
+    Ok((Output::InPlace { path, force: true }, shrunk.unwrap_or(size)))
+}
+
+/// Gives a file the length back that it had: a size is one of the file system.
+fn keep_length(path: &Path, before: u64) -> std::io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    if file.metadata()?.len() < before { file.set_len(before) } else { Ok(()) }
 }
 
 fn gather(from: &Path) -> Result<Sources, Refused> {

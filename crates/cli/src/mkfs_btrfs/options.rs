@@ -9,7 +9,7 @@ use larder_format::CsumType;
 use larder_fs::Packing;
 use larder_fs::mkfs::{Features, Profile};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 /// Arguments as they were given. Later ones override earlier ones, and long names may be cut short.
 #[derive(Debug, Parser)]
@@ -114,6 +114,19 @@ pub(super) struct Subvolume {
     pub(super) default: bool,
 }
 
+impl Subvolume {
+    /// Do both mean one directory, however the path is written?
+    fn names_the_same(&self, other: &Self) -> bool {
+        let parts = |path: &Path| -> Vec<_> {
+            let all = path.components();
+            all.filter(|part| !matches!(part, Component::CurDir | Component::RootDir))
+                .map(|part| part.as_os_str().to_owned())
+                .collect()
+        };
+        parts(&self.path) == parts(&other.path)
+    }
+}
+
 /// Flags for the inode at a path, and for what is made below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InodeFlags {
@@ -161,13 +174,13 @@ impl Arguments {
         Ok(Wish::Make(Box::new(Options {
             device,
             label: label(self.label)?,
-            uuid: self.uuid.as_deref().map(uuid).transpose()?,
-            device_uuid: self.device_uuid.as_deref().map(uuid).transpose()?,
-            bytes: self.byte_count.as_deref().map(size).transpose()?,
+            uuid: self.uuid.as_deref().map_or(Ok(None), uuid)?,
+            device_uuid: self.device_uuid.as_deref().map_or(Ok(None), uuid)?,
+            bytes: self.byte_count.as_deref().map_or(Ok(None), some_size)?,
             data: self.data.as_deref().map(profile).transpose()?,
             metadata: self.metadata.as_deref().map(profile).transpose()?,
             csum: self.csum.as_deref().map_or(Ok(CsumType::Crc32c), csum)?,
-            nodesize: self.nodesize.as_deref().map(nodesize).transpose()?,
+            nodesize: self.nodesize.as_deref().map_or(Ok(None), nodesize)?,
             features,
             discard: !self.nodiscard,
             force: self.force,
@@ -185,6 +198,12 @@ impl Arguments {
         let mut subvolumes: Vec<Subvolume> = Vec::new();
         for text in &self.subvol {
             let new = subvolume(text);
+            if subvolumes.iter().any(|s| s.names_the_same(&new)) {
+                let shown = new.path.display();
+                return Err(Refused::because(format!(
+                    "subvolume specified more than once: {shown}"
+                )));
+            }
             if new.default && subvolumes.iter().any(|s| s.default) {
                 return Err(Refused::because("only one subvolume can be the default".into()));
             }
@@ -200,7 +219,7 @@ impl Arguments {
         let given = [
             ("--shrink", self.shrink),
             ("--subvol", !self.subvol.is_empty()),
-            ("--compress", self.compress.is_some()),
+            ("--compress", self.compress.as_ref().is_some_and(|word| word != "no")),
             ("--inode-flags", !self.inode_flags.is_empty()),
             ("--reflink", self.reflink),
         ];
@@ -234,6 +253,11 @@ fn size(text: &str) -> Result<u64, Refused> {
     number.checked_mul(1 << shift).ok_or_else(bad)
 }
 
+/// A size, where 0 means that none was chosen.
+fn some_size(text: &str) -> Result<Option<u64>, Refused> {
+    Ok(Some(size(text)?).filter(|bytes| *bytes > 0))
+}
+
 fn label(text: Option<OsString>) -> Result<Vec<u8>, Refused> {
     let label = text.map(std::os::unix::ffi::OsStringExt::into_vec).unwrap_or_default();
     if label.len() > 255 {
@@ -246,9 +270,14 @@ fn label(text: Option<OsString>) -> Result<Vec<u8>, Refused> {
     Ok(label)
 }
 
-fn uuid(text: &str) -> Result<[u8; 16], Refused> {
-    let parsed = uuid::Uuid::try_parse(text).map(uuid::Uuid::into_bytes);
-    parsed.map_err(|_| Refused::because(format!("could not parse UUID: {text}")))
+/// A uuid in its one form with hyphens. An empty word chooses none.
+fn uuid(text: &str) -> Result<Option<[u8; 16]>, Refused> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let parsed = uuid::Uuid::try_parse(text).ok().filter(|_| text.len() == 36);
+    let parsed = parsed.map(|uuid| Some(uuid.into_bytes()));
+    parsed.ok_or_else(|| Refused::because(format!("could not parse UUID: {text}")))
 }
 
 fn profile(text: &str) -> Result<Profile, Refused> {
@@ -272,29 +301,35 @@ fn csum(text: &str) -> Result<CsumType, Refused> {
     }
 }
 
-fn nodesize(text: &str) -> Result<u32, Refused> {
-    let bytes = size(text)?;
-    u32::try_from(bytes).map_err(|_| Refused::because(format!("illegal nodesize {bytes}")))
+fn nodesize(text: &str) -> Result<Option<u32>, Refused> {
+    let bytes = some_size(text)?;
+    let bytes = bytes.map(|bytes| {
+        u32::try_from(bytes).map_err(|_| Refused::because(format!("illegal nodesize {bytes}")))
+    });
+    bytes.transpose()
 }
 
-/// `no`, or a method and a level. Here zstd's levels are 1 to 15, as in mkfs.btrfs; Larder's own
-/// options take others, too.
+/// `no`, or a method and a level. zstd's levels end at 15, as in mkfs.btrfs; Larder's own options
+/// take others, too. A level that is empty or 0 is the default.
 fn compress(text: &str) -> Result<Option<Packing>, Refused> {
     if text == "no" {
         return Ok(None);
     }
     let bad = || Refused::because(format!("unrecognized compression type or level: {text}"));
-    if let Some((method, level)) = text.split_once(':') {
-        let most = match method {
-            "zstd" => 15,
-            "zlib" => 9,
-            _ => return Err(bad()),
-        };
-        if !level.parse().is_ok_and(|level: u32| (1..=most).contains(&level)) {
-            return Err(bad());
-        }
+    let (method, level) = text.split_once(':').unwrap_or((text, ""));
+    let most = match method {
+        "zstd" => 15,
+        "zlib" => 9,
+        "lzo" => 1,
+        _ => return Err(bad()),
+    };
+    let level: u32 = if level.is_empty() { 0 } else { level.parse().map_err(|_| bad())? };
+    if level > most {
+        return Err(bad());
     }
-    text.parse().map(Some).map_err(|_| bad())
+    let chosen =
+        if level == 0 || method == "lzo" { method.to_owned() } else { format!("{method}:{level}") };
+    chosen.parse().map(Some).map_err(|_| bad())
 }
 
 /// `[TYPE:]PATH`. If the word before the colon is no type, the colon belongs to the path.
@@ -417,6 +452,12 @@ mod tests {
         assert_eq!(made("-O bgt x").features.names().len(), 5);
         assert_eq!(made("-O ^no-holes -R ^free-space-tree x").features.names().len(), 2);
         assert_eq!((options.csum, options.nodesize), (CsumType::Crc32c, None));
+        let chosen = made("-b 0 -n 0 --uuid= x");
+        assert_eq!((chosen.bytes, chosen.nodesize, chosen.uuid), (None, None, None));
+        for level in ["zstd", "zstd:", "zstd:0"] {
+            let content = made(&format!("-r d --compress {level} x")).content.unwrap();
+            assert_eq!(content.compress, "zstd".parse().ok());
+        }
     }
 
     #[test]
@@ -450,7 +491,10 @@ mod tests {
             ("--compress zstd x", "--compress must be used with --rootdir"),
             ("-r d --compress lz4 x", "lz4"),
             ("-r d --compress zstd:99 x", "zstd:99"),
-            ("-r d --compress zstd:0 x", "zstd:0"),
+            ("-r d --compress lzo:2 x", "lzo:2"),
+            ("-r d --compress zstd:-1 x", "zstd:-1"),
+            ("-r d -u a -u ./a/ x", "more than once"),
+            ("-U 6ba7b8109dad11d180b400c04fd430c8 x", "could not parse UUID"),
             ("-r d --compress zstd --reflink x", "exclude each other"),
             ("-r d -u default:a -u default-ro:b x", "only one"),
             ("-r d --inode-flags a x", "before a colon"),

@@ -188,7 +188,8 @@ impl Collector {
     /// A path is one more name of what is at another path now.
     pub(crate) fn link(&mut self, path: &TreePath, target: &TreePath) -> Result<()> {
         if path == target {
-            return Ok(());
+            // It changes nothing, but something has to be there.
+            return self.patch(path, Patch { expected: Expected::Any, changes: Vec::new() });
         }
         let (asked, at) = (self.tick(), self.tick());
         let (path, target) = (self.placed(path)?, self.placed(target)?);

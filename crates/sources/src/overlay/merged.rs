@@ -7,7 +7,7 @@
 //! links and changes, a scan beforehand collects the changes of each group of names, also of names
 //! that are gone, and sorts them to the paths of all that are there.
 
-use super::collector::{Facts, Layers, implicit_time};
+use super::collector::{Facts, Layers, implicit_time, speaker};
 use super::links::{Merged2, entry_key, with_answers};
 use super::record::{Moment, Node, Record, parts, path_of, read_changes, write_changes};
 use super::scan::{Found, Scan};
@@ -65,6 +65,15 @@ impl Merged {
             begun: false,
             failed: false,
         })
+    }
+
+    /// The name of the source that has what is at a path. It takes a scan, so it is for errors.
+    pub(crate) fn source_of(&self, path: &TreePath) -> Option<&str> {
+        let found = self.visible(Moment(u64::MAX)).ok()?.find_map(|found| {
+            let (at, found) = found.ok()?;
+            (at == *path).then_some(found)
+        })?;
+        Some(speaker(&self.layers, found.at))
     }
 
     fn visible(&self, horizon: Moment) -> Result<Visible> {

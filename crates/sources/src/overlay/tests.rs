@@ -196,7 +196,10 @@ impl Model {
                     let at = self.resolve(&path(at), true)?;
                     self.put(&at, Kind::Symlink(to.clone().into_bytes()), tag);
                 }
-                Said::Link(at, to) if at == to => {}
+                Said::Link(at, to) if at == to => {
+                    let at = self.resolve(&path(at), false)?;
+                    self.tree.get(&at).ok_or(())?;
+                }
                 Said::Link(at, to) => {
                     let to = self.resolve(&path(to), false)?;
                     let inode = *self.tree.get(&to).ok_or(())?;
@@ -350,6 +353,62 @@ fn s(at: &str, to: &str) -> Said {
     Said::Symlink(at.to_owned(), to.to_owned())
 }
 
+/// Two layers, and what is there afterwards. Each of these was compared with what umoci unpacks.
+#[test]
+fn whiteouts_of_every_form_hide_what_lies_below() {
+    let link = |at: &str, to: &str| Said::Link(at.to_owned(), to.to_owned());
+    let dir = || vec![d("d"), f("d/a"), f("d/b")];
+    for (below, over, expected) in [
+        // Opaque directories: siblings of the same layer stay, wherever the mark stands.
+        (dir(), layer(&[], &["d"], vec![f("d/c")]), "d d/c"),
+        (dir(), layer(&["d/a"], &["d"], vec![f("d/a")]), "d d/a"),
+        (vec![d("d/e"), f("d/e/a"), f("d/b")], layer(&[], &["d/e"], vec![]), "d d/b d/e"),
+        (dir(), layer(&[], &[""], vec![f("c")]), "c"),
+        (dir(), layer(&[], &["nothing"], vec![]), "d d/a d/b"),
+        // Whiteouts of everything that has a name.
+        (dir(), layer(&["d"], &[], vec![]), ""),
+        (dir(), layer(&["d/a"], &[], vec![]), "d d/b"),
+        (vec![f("t"), s("l", "t")], layer(&["l"], &[], vec![]), "t"),
+        (vec![f("d/t"), s("l", "d")], layer(&["l"], &[], vec![]), "d d/t"),
+        (vec![f("a"), link("b", "a"), link("c", "a")], layer(&["a"], &[], vec![]), "b c"),
+        (dir(), layer(&["x/y"], &[], vec![]), "d d/a d/b"),
+        // A whiteout and a new entry in one layer.
+        (dir(), layer(&["d"], &[], vec![d("d"), f("d/n")]), "d d/n"),
+        (dir(), layer(&["d"], &[], vec![f("d")]), "d"),
+        (vec![f("d")], layer(&["d"], &[], vec![d("d"), f("d/a")]), "d d/a"),
+        // One kind takes the place of another without a whiteout.
+        (dir(), layer(&[], &[], vec![f("d")]), "d"),
+        (dir(), layer(&[], &[], vec![s("d", "elsewhere")]), "d"),
+        (vec![f("d")], layer(&[], &[], vec![d("d"), f("d/a")]), "d d/a"),
+        (vec![f("t/a"), s("d", "t")], layer(&[], &[], vec![d("d"), f("d/b")]), "d d/b t t/a"),
+    ] {
+        let shown = format!("{below:?}, {over:?}");
+        let names = names(&[layer(&[], &[], below), over]);
+        assert_eq!(names.join(" ").trim(), expected, "{shown}");
+    }
+}
+
+#[test]
+fn hard_links_lead_to_what_was_there_across_layers() {
+    let link = |at: &str, to: &str| Said::Link(at.to_owned(), to.to_owned());
+    let base = || layer(&[], &[], vec![f("a")]);
+    let linked = || layer(&[], &[], vec![link("b", "a")]);
+    let groups = |layers: &[Layer]| {
+        let merged = merged(layers, &options()).unwrap();
+        let (tree, groups) = seen(entries(&merged, layers.len()).unwrap());
+        let tags: Vec<_> = tree.values().skip(1).map(|(_, tag, _)| *tag).collect();
+        (tags, groups.len())
+    };
+    assert_eq!(groups(&[base(), linked()]), (vec![1, 1], 1));
+    // The name that was linked to goes, or becomes another file.
+    assert_eq!(groups(&[base(), linked(), layer(&["a"], &[], vec![])]), (vec![1], 0));
+    assert_eq!(groups(&[base(), linked(), base()]), (vec![3, 1], 0));
+    // A link to what the same layer has replaced.
+    assert_eq!(groups(&[base(), layer(&[], &[], vec![f("a"), link("b", "a")])]), (vec![2, 2], 1));
+    let gone = layer(&["a"], &[], vec![link("b", "a")]);
+    assert!(merged(&[base(), gone], &options()).is_err());
+}
+
 #[test]
 fn a_path_leads_through_a_link_of_an_earlier_layer() {
     let base = layer(&[], &[], vec![f("usr/bin/a"), f("usr/bin/b"), s("bin", "usr/bin")]);
@@ -464,6 +523,23 @@ fn times_are_clamped_and_owners_set() {
     };
     let seen: Vec<_> = entries.iter().map(seen).collect();
     assert_eq!(seen, [(0, 50, None), (0, 50, None), (7, 50, Some(50)), (7, 40, Some(40))]);
+}
+
+#[test]
+fn the_source_of_a_path_is_the_last_that_put_it() {
+    let base = layer(&[], &[], vec![f("a"), f("b"), f("d/c"), f("gone")]);
+    let over = layer(&["gone"], &[], vec![f("b"), Said::Link("e".to_owned(), "d/c".to_owned())]);
+    let merged = merged(&[base, over], &options()).unwrap();
+    for (at, source) in [
+        ("a", Some("layer 0")),
+        ("b", Some("layer 1")),
+        ("d/c", Some("layer 0")),
+        ("e", Some("layer 1")),
+        ("gone", None),
+        ("never", None),
+    ] {
+        assert_eq!(merged.source_of(&path(at)), source, "{at}");
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::{print, size};
 use anyhow::anyhow;
 use larder_build::{BoxError, OpenContents, Output, build};
 use larder_fs::Packing;
-use larder_sources::Sources;
+use larder_sources::{Sources, TreePath};
 use plan::{SubvolumeArg, subvolume};
 use progress::Bar;
 use std::ffi::OsString;
@@ -44,7 +44,8 @@ paths in the image.
 
 The same sources, uuid and SOURCE_DATE_EPOCH give the same bytes. Without
 --uuid the uuid is a random one. A build that fails or is interrupted leaves no
-image.")]
+image. The map is drawn last: if that fails, the exit code is 1 and the image is
+complete.")]
 pub(crate) struct Args {
     /// Image file to make, or block device to write
     image: PathBuf,
@@ -140,6 +141,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// The image, as messages name it.
+    pub(crate) fn image_name(&self) -> String {
+        print::path(&self.image)
+    }
+
     /// The image, and the picture to draw of it.
     pub(crate) fn map(&self) -> Option<(&Path, &Path)> {
         self.map.as_deref().filter(|_| !self.dry_run).map(|map| (self.image.as_path(), map))
@@ -148,14 +154,14 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let specs = plan::specs(args)?;
-    let interrupt = Interrupt::watch();
     let mut options = plan::build_options(args)?;
     let reading = print::progress();
     reading.set_message("reading sources");
     let sources = Sources::gather(&specs, &plan::source_options(args)?);
     reading.finish_and_clear();
     let sources = sources.map_err(explained)?;
-    interrupt.check()?;
+    // Until here a signal ends the process at once: nothing has a name yet.
+    let interrupt = Interrupt::watch();
     for note in sources.notes() {
         print::say(&format!("larder: note: {note}"));
     }
@@ -178,7 +184,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     bar.finish();
     let report = made.map_err(|e| match interrupt.check() {
         Err(interrupted) => interrupted.into(),
-        Ok(()) => build_error(args, e),
+        Ok(()) => build_error(args, &sources, e),
     })?;
     if args.json {
         summary::json(&report)
@@ -208,7 +214,7 @@ fn explained(error: larder_sources::Error) -> anyhow::Error {
     result.unwrap_err()
 }
 
-fn build_error(args: &Args, error: larder_build::Error) -> anyhow::Error {
+fn build_error(args: &Args, sources: &Sources, error: larder_build::Error) -> anyhow::Error {
     use larder_build::Error;
     match error {
         Error::Source(e) => match e.downcast::<larder_sources::Error>() {
@@ -221,9 +227,40 @@ fn build_error(args: &Args, error: larder_build::Error) -> anyhow::Error {
                 if what.contains(&image) { anyhow!(what) } else { anyhow!("{image}: {what}") };
             Err::<(), _>(error).could_not_run().unwrap_err()
         }
-        Error::Contents { .. } => Err::<(), _>(error)
-            .hint("a source must not change while it is read; run the build again")
-            .unwrap_err(),
+        Error::Contents { ref path, ref why } => {
+            let source = source_of(args, sources, path).filter(|name| !names(why, name));
+            let denied = is_denied(why);
+            let error = with_source(source, &error);
+            if denied { Err::<(), _>(error).hint(DENIED).unwrap_err() } else { error }
+        }
+        Error::Entry { ref path, .. } => with_source(source_of(args, sources, path), &error),
         error => error.into(),
+    }
+}
+
+const DENIED: &str = "run the command as a user that may read it, or leave it out with --exclude";
+
+fn is_denied(why: &BoxError) -> bool {
+    let error = why.downcast_ref::<std::io::Error>();
+    error.is_some_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
+/// Does the text of an error begin with the name of its source?
+fn names(why: &BoxError, source: &str) -> bool {
+    why.to_string().starts_with(source)
+}
+
+/// The source of an entry. With layers there are many trees, and the entry may be in any of them.
+fn source_of<'a>(args: &Args, sources: &'a Sources, path: &[u8]) -> Option<&'a str> {
+    if args.layers {
+        return None;
+    }
+    TreePath::new(path).and_then(|path| sources.source_of(&path))
+}
+
+fn with_source(source: Option<&str>, error: &larder_build::Error) -> anyhow::Error {
+    match source {
+        Some(source) => anyhow!("{source}: {error}"),
+        None => anyhow!("{error}"),
     }
 }

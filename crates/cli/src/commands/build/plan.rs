@@ -9,6 +9,8 @@ use larder_sources::{
     Attributes, Entry, Kind, Options, Pattern, Rule, SourceSpec, Sources, Time, TreePath,
     parse_owner, parse_time,
 };
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// A directory that becomes a subvolume.
 #[derive(Clone, Debug)]
@@ -58,8 +60,15 @@ pub(super) fn source_options(args: &Args) -> anyhow::Result<Options> {
         owner: args.owner.as_deref().map(parse_owner).transpose().could_not_run()?,
         modified: args.mtime.as_deref().map(parse_time).transpose().could_not_run()?,
         latest,
+        image: identity(&args.image),
         ..Options::default()
     })
+}
+
+/// Device and inode of a file.
+fn identity(file: &Path) -> Option<(u64, u64)> {
+    let meta = std::fs::metadata(file).ok().filter(std::fs::Metadata::is_file)?;
+    Some((meta.dev(), meta.ino()))
 }
 
 pub(super) fn build_options(args: &Args) -> anyhow::Result<BuildOptions> {

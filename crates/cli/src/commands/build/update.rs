@@ -3,7 +3,7 @@
 //! Decided here: which subvolumes get a snapshot of the state before, its name, and when it is not
 //! worth keeping. `larder-update` does the rest.
 
-use super::{Args, explained};
+use super::{Args, DENIED, explained, is_denied};
 use crate::failure::Advise;
 use crate::image::{Access, Image};
 use crate::interrupt::Interrupt;
@@ -167,9 +167,9 @@ fn update_error(error: Error) -> anyhow::Error {
             Ok(e) => explained(*e),
             Err(e) => anyhow!(e),
         },
-        Error::Contents { .. } => Err::<(), _>(error)
-            .hint("a source must not change while it is read; run the update again")
-            .unwrap_err(),
+        Error::Contents { ref why, .. } if is_denied(why) => {
+            Err::<(), _>(error).hint(DENIED).unwrap_err()
+        }
         error => error.into(),
     }
 }

@@ -41,23 +41,26 @@ pub(super) fn tar(job: &Job<'_>, file: &Path) -> anyhow::Result<Extracted> {
         let whole = out.into_inner().map_err(io::IntoInnerError::into_error);
         return whole.context(print::STDOUT).map(|_| extracted);
     }
-    let existing = std::fs::symlink_metadata(file).ok();
-    if existing.as_ref().is_some_and(|meta| !meta.is_file()) {
+    let existing = std::fs::metadata(file).or_else(|_| std::fs::symlink_metadata(file)).ok();
+    if existing.as_ref().is_some_and(|meta| !meta.is_file() && !meta.is_symlink()) {
         // A device or a pipe is written as it is, and not replaced.
         let out = std::fs::OpenOptions::new().write(true).open(file);
         let out = out.with_context(|| print::path(file)).could_not_run()?;
-        return tar_to(job, how, out).map(|(extracted, _)| extracted);
+        return tar_to(job, how, out).with_context(|| print::path(file)).map(|(done, _)| done);
     }
     if existing.is_some() && !job.args.force {
         return exists(file);
     }
+    // What is replaced is what a link leads to, and not the link.
+    let file = &file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let above = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let made = tempfile::Builder::new()
         .prefix(".larder-")
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(above);
     let made = made.with_context(|| print::path(above)).could_not_run()?;
-    let (extracted, out) = tar_to(job, how, BufWriter::with_capacity(BUFFER, made))?;
+    let out = BufWriter::with_capacity(BUFFER, made);
+    let (extracted, out) = tar_to(job, how, out).with_context(|| print::path(file))?;
     let made = out.into_inner().map_err(io::IntoInnerError::into_error);
     let named = made.and_then(|made| {
         if job.args.force {

@@ -62,22 +62,25 @@ impl Args {
         let (image, output) = (image.to_owned(), output.to_owned());
         Self { image, output, layout: Layout::Hilbert, cells: 16_384, force: false }
     }
+
+    /// Is the picture a page, and no SVG? The name says so.
+    ///
+    /// # Errors
+    /// The name says neither.
+    pub(crate) fn is_html(&self) -> anyhow::Result<bool> {
+        let extension = self.output.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        match &extension.to_ascii_lowercase()[..] {
+            "html" | "htm" => Ok(true),
+            "svg" => Ok(false),
+            _ if self.output.as_os_str() == "-" => Ok(false),
+            _ => crate::failure::usage("the output must end in .svg or .html, or be - for an SVG"),
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let to_stdout = args.output.as_os_str() == "-";
-    let extension =
-        args.output.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
-    let html = match &extension[..] {
-        "html" | "htm" => true,
-        "svg" => false,
-        _ if to_stdout => false,
-        _ => {
-            return crate::failure::usage(
-                "the output must end in .svg or .html, or be - for an SVG",
-            );
-        }
-    };
+    let html = args.is_html()?;
     let device = open_device(&args.image, Access::Read { force: args.force })?;
     let bar =
         if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };

@@ -23,6 +23,8 @@ pub(super) struct Looker<'a> {
     pub(super) root: &'a Path,
     pub(super) source: SourceNumber,
     pub(super) left_out: LeftOut,
+    /// Device and inode of the image that is being made.
+    pub(super) image: Option<(u64, u64)>,
 }
 
 /// What is behind a name.
@@ -31,6 +33,8 @@ pub(super) struct Seen {
     pub(super) node: Node,
     /// It is left out, so its attributes are not known.
     pub(super) is_left_out: bool,
+    /// It is the image that is being made.
+    pub(super) is_image: bool,
     /// Device and inode, if the file has other names.
     pub(super) shared: Option<(u64, u64)>,
 }
@@ -88,10 +92,11 @@ impl Looker<'_> {
         let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = stat.map_err(|e| self.io(path)(gone(e, self.root)))?;
         let kind = self.kind(dir.as_fd(), name, path, &stat)?;
+        let is_image = self.image == Some((stat.st_dev, stat.st_ino));
         if self.left_out.has(path, &kind) {
             let attributes = Attributes::default();
             let node = Node { attributes, kind, links: None };
-            return Ok(Seen { node, is_left_out: true, shared: None });
+            return Ok(Seen { node, is_left_out: true, is_image, shared: None });
         }
         let mut full = self.full(path);
         if full.as_os_str().len() >= LONGEST_PATH {
@@ -102,7 +107,7 @@ impl Looker<'_> {
         let node = Node { attributes: self.attributes(&stat, &full)?, kind, links: None };
         let has_others = !node.is_directory() && stat.st_nlink > 1;
         let shared = has_others.then_some((stat.st_dev, stat.st_ino));
-        Ok(Seen { node, is_left_out: false, shared })
+        Ok(Seen { node, is_left_out: false, is_image, shared })
     }
 
     fn kind(&self, dir: BorrowedFd<'_>, name: &[u8], path: &TreePath, stat: &Stat) -> Result<Kind> {

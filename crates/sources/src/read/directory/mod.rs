@@ -41,7 +41,8 @@ use std::path::{Path, PathBuf};
 /// Tells the collector what a directory holds.
 pub(crate) fn read(collector: &mut Collector, root: &Path, source: SourceNumber) -> Result<()> {
     let options = collector.options().clone();
-    let looker = Looker { root, source, left_out: collector.left_out() };
+    let (left_out, image) = (collector.left_out(), options.image);
+    let looker = Looker { root, source, left_out, image };
     let several = Sorter::new(options.memory / 8, &options.temporary);
     ahead::with(&looker, &options, |ahead| {
         let mut walk = Walk { collector, looker: &looker, ahead, several, open: Vec::new() };
@@ -99,6 +100,10 @@ impl Walk<'_> {
         path.push(name);
         let fd = &level.listing.fd;
         let seen = seen.unwrap_or_else(|| self.looker.look(fd, &path))?;
+        if seen.is_image {
+            self.collector.note(path.as_bytes(), "it is the image itself; left out");
+            return Ok(());
+        }
         if seen.leads_on() {
             let listing = self.ahead.take(fd, &path)?;
             self.collector.put(&path, seen.node)?;

@@ -2,9 +2,9 @@
 //! and what star and libarchive add.
 //!
 //! [`header`] knows one block, [`pax`] the extended records, [`members`] how they make a member.
-//! Here a member becomes what the tree has: its path, its attributes, its contents. Names are taken
-//! as `tar -x` takes them: a leading slash goes, `..` is refused. An archive for a container layer
-//! is read with the same code, and `.wh.` names mean what they hide.
+//! Here a member becomes what the tree has: its path, its attributes, its contents. Absolute paths
+//! and `..` are refused. An archive for a container layer is read with the same code. There a
+//! leading slash means the root of the tree, and `.wh.` names mean what they hide.
 //!
 //! What hostile archives state is bounded, or refused with the member's name.
 
@@ -129,7 +129,7 @@ impl Reading<'_> {
     }
 
     fn take(&mut self, whiteouts: Whiteouts) -> Result<()> {
-        let path = self.path(&self.member.name)?;
+        let path = self.path(&self.member.name, whiteouts)?;
         if whiteouts == Whiteouts::Hide && self.take_whiteout(&path)? {
             return Ok(());
         }
@@ -162,11 +162,14 @@ impl Reading<'_> {
     }
 
     /// A name of the archive as a path.
-    fn path(&self, name: &[u8]) -> Result<TreePath> {
+    fn path(&self, name: &[u8], whiteouts: Whiteouts) -> Result<TreePath> {
         if name.len() > LONGEST_PATH {
             let what = format!("a path of {} bytes; Linux takes {LONGEST_PATH}", name.len());
             let start = &name[..100];
             return Err(Error::refused(self.bytes.name(), start, what));
+        }
+        if is_absolute(name, whiteouts) {
+            return Err(self.refused("an absolute path, which leads out of the tree"));
         }
         TreePath::new(name).ok_or_else(|| match name.contains(&0) {
             true => self.refused("a name with a NUL"),
@@ -207,7 +210,8 @@ impl Reading<'_> {
 
     fn link(&mut self, path: &TreePath, whiteouts: Whiteouts) -> Result<()> {
         let name = &self.member.link_name;
-        let target = TreePath::new(name).filter(|target| !target.is_root());
+        let target =
+            TreePath::new(name).filter(|target| !target.is_root() && !is_absolute(name, whiteouts));
         let shown = || crate::error::shown(name);
         let Some(target) = target else {
             return Err(self.refused(format!("a hard link to {}, out of the tree", shown())));
@@ -312,6 +316,11 @@ impl Reading<'_> {
         }
         Ok(xattrs.into_iter().collect())
     }
+}
+
+/// Does a name begin at the root of a machine? The root of a container layer is that of the tree.
+fn is_absolute(name: &[u8], whiteouts: Whiteouts) -> bool {
+    whiteouts == Whiteouts::Names && name.starts_with(b"/")
 }
 
 /// GNU tar writes `=` and `%` in names of attributes as `%3D` and `%25`.
