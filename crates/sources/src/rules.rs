@@ -9,7 +9,7 @@
 //! All of it works on the tree that the sources make together, so paths are those in the image.
 
 use crate::change::Change;
-use crate::{Error, Kind, Result, Time, TreePath};
+use crate::{Error, Kind, Result, Stop, Time, TreePath};
 use globset::{GlobBuilder, GlobMatcher};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -32,6 +32,8 @@ pub struct Options {
     pub modified: Option<Time>,
     /// No time is later than this (`SOURCE_DATE_EPOCH`).
     pub latest: Option<Time>,
+    /// Ends the streaming of entries early.
+    pub stop: Stop,
     /// The most bytes that one archive may have when it is unpacked.
     pub most_unpacked: u64,
 }
@@ -46,6 +48,7 @@ impl Default for Options {
             owner: None,
             modified: None,
             latest: None,
+            stop: Stop::default(),
             most_unpacked: 1 << 40,
         }
     }
