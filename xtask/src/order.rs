@@ -489,7 +489,7 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         folder: "crates/sources/src",
         rooms: Upwards(&[
-            "path", "entry", "error", "change", "flags", "acl", "spec", "rules", "spill",
+            "path", "entry", "error", "stop", "change", "flags", "acl", "spec", "rules", "spill",
             "overlay", "read", "sources",
         ]),
     },

@@ -11,7 +11,7 @@ use crate::nodes::Nodes;
 use crate::options::{BuildOptions, ImageSize, Plan};
 use crate::output::{Output, Sink};
 use crate::pipeline::{Buffers, Pipeline, StopGuard};
-use crate::report::{Progress, Report, Stage};
+use crate::report::{Progress, Report, Stage, go_on};
 use crate::sort::Sorter;
 use crate::space::{Fit, Space};
 use crate::spool::Scratch;
@@ -58,7 +58,7 @@ pub fn build(
     report.shared = contents.shared;
 
     let named = names.items.finish()?;
-    let mut nodes = Nodes::new(&plan, contents.space, Some(&sink));
+    let mut nodes = Nodes::new(&plan, progress, contents.space, Some(&sink));
     let mut roots = BTreeMap::new();
     let mut records = Records::new(named.read()?, contents.items.read()?);
     for (tree, subvolume) in (0..).zip(&subvolumes) {
@@ -97,7 +97,7 @@ pub fn build(
     }
     report.data = done.space.used_bytes() - report.metadata;
     let mut superblock = world.superblock(&done)?;
-    sink.flush()?;
+    sink.flush(progress)?;
     for at in copies_within(report.size) {
         sink.write(at.0, &superblock.seal(at))?;
     }
@@ -149,7 +149,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn go_on(&self) -> Result<()> {
-        if self.progress.cancelled() { Err(Error::Interrupted) } else { Ok(()) }
+        go_on(self.progress)
     }
 
     /// Reads all entries, and gives their contents places.
@@ -174,8 +174,9 @@ impl<'a> Run<'a> {
             }
             let writer = scope.spawn(|| -> Result<Contents> {
                 let guard = StopGuard(Some(&pipeline));
-                let mut store = Store::new(plan, self.sink, space, self.scratch);
+                let mut store = Store::new(plan, self.sink, space, self.scratch, self.progress);
                 while let Some(done) = pipeline.take() {
+                    self.go_on()?;
                     buffers.give(store.take(done)?);
                 }
                 guard.disarm();

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::input::OpenContents;
 use crate::options::{Compress, Plan};
 use crate::pipeline::Buffers;
-use crate::report::{Progress, Tally};
+use crate::report::{Progress, Tally, go_on};
 use larder_codec::{Packer, promising};
 use larder_format::items::{Compression, InodeItem};
 use larder_format::{MAX_COMPRESSED_EXTENT, SECTOR_SIZE};
@@ -332,6 +332,7 @@ impl<'a> Worker<'a> {
         out: &mut [u8],
         at: u64,
     ) -> Result<()> {
+        go_on(self.progress)?;
         contents.read_exact_at(out, at).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => file.failed(format!(
                 "the source changed while it was read: it ends before its {} bytes",

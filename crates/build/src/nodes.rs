@@ -8,6 +8,7 @@
 use crate::error::{Error, Result};
 use crate::options::Plan;
 use crate::output::Sink;
+use crate::report::{Progress, go_on};
 use crate::space::Space;
 use larder_format::items::BlockGroupFlags;
 use larder_format::node::{FLAG_WRITTEN, HEADER_SIZE, Header, ITEM_SIZE, ItemHeader, KeyPointer};
@@ -36,9 +37,9 @@ pub(crate) struct Note {
 }
 
 /// Gives nodes their places, and writes them. A rehearsal only gives places.
-#[derive(Debug)]
 pub(crate) struct Nodes<'a> {
     plan: &'a Plan,
+    progress: &'a dyn Progress,
     pub(crate) space: Space,
     /// The nodes so far.
     pub(crate) notes: Vec<Note>,
@@ -53,13 +54,19 @@ pub(crate) struct Nodes<'a> {
 const PIECE: usize = 1 << 20;
 
 impl<'a> Nodes<'a> {
-    pub(crate) fn new(plan: &'a Plan, space: Space, sink: Option<&'a Sink>) -> Self {
-        Self { plan, space, notes: Vec::new(), sink, pending: Vec::new(), pending_at: 0 }
+    pub(crate) fn new(
+        plan: &'a Plan,
+        progress: &'a dyn Progress,
+        space: Space,
+        sink: Option<&'a Sink>,
+    ) -> Self {
+        let (notes, pending) = (Vec::new(), Vec::new());
+        Self { plan, progress, space, notes, sink, pending, pending_at: 0 }
     }
 
     /// The same, as far as it is known by now, and without writing.
     pub(crate) fn rehearsal(&self) -> Self {
-        let mut nodes = Self::new(self.plan, self.space.clone(), None);
+        let mut nodes = Self::new(self.plan, self.progress, self.space.clone(), None);
         nodes.notes.clone_from(&self.notes);
         nodes
     }
@@ -71,6 +78,8 @@ impl<'a> Nodes<'a> {
         owner: ObjectId,
         node: &mut [u8],
     ) -> Result<Logical> {
+        // All trees come by here, so none of them delays an interruption.
+        go_on(self.progress)?;
         let size = u64::from(self.plan.nodesize);
         let at = if flags.contains(BlockGroupFlags::SYSTEM) {
             self.space.take_system(size)?
@@ -123,7 +132,8 @@ impl<'a> Nodes<'a> {
     pub(crate) fn catch_up(&mut self) -> Result<()> {
         self.flush()?;
         let Some(sink) = self.sink else { return Ok(()) };
-        self.space.second_copies().iter().try_for_each(|c| sink.copy(c.from, c.to, c.len))
+        let copies = self.space.second_copies();
+        copies.iter().try_for_each(|c| sink.copy(c.from, c.to, c.len, self.progress))
     }
 }
 
@@ -275,6 +285,7 @@ mod tests {
     use super::*;
     use crate::options::BuildOptions;
     use crate::output::Output;
+    use crate::report::Silent;
     use crate::space::Fit;
     use larder_format::KeyType;
     use larder_format::node::NodeView;
@@ -322,7 +333,7 @@ mod tests {
             .unwrap();
             let space = Space::new(None, Fit::tight(4096), plan.system_flags()).unwrap();
             let run = |sink| {
-                let mut nodes = Nodes::new(&plan, space.clone(), sink);
+                let mut nodes = Nodes::new(&plan, &Silent, space.clone(), sink);
                 let mut tree = TreeWriter::new(&nodes, ObjectId::FS_TREE);
                 for i in 0..n {
                     tree.push(&mut nodes, key(i), &data(i)).unwrap();

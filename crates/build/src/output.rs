@@ -10,6 +10,7 @@
 
 use crate::error::{Error, Result};
 use crate::options::ImageSize;
+use crate::report::{Progress, go_on};
 use larder_format::Physical;
 use larder_fs::mkfs::{recognise, wipe};
 use larder_volume::{Device, FileDevice, OpenMode};
@@ -187,11 +188,18 @@ impl Sink {
     }
 
     /// Writes what lies at `from` once more at `to`.
-    pub(crate) fn copy(&self, from: Physical, to: Physical, len: u64) -> Result<()> {
+    pub(crate) fn copy(
+        &self,
+        from: Physical,
+        to: Physical,
+        len: u64,
+        progress: &dyn Progress,
+    ) -> Result<()> {
         const PIECE: u64 = 1 << 20;
         let mut buffer = vec![0; usize::try_from(PIECE.min(len)).expect("one piece")];
         let mut done = 0;
         while done < len {
+            go_on(progress)?;
             let n = usize::try_from(PIECE.min(len - done)).expect("one piece");
             let piece = &mut buffer[..n];
             match &self.target {
@@ -215,12 +223,31 @@ impl Sink {
     }
 
     /// Makes durable what was written.
-    pub(crate) fn flush(&self) -> Result<()> {
+    pub(crate) fn flush(&self, progress: &dyn Progress) -> Result<()> {
         match &self.target {
-            Target::New { file, .. } | Target::Anew { file, .. } => file.sync_data(),
+            Target::New { file, .. } | Target::Anew { file, .. } => {
+                self.write_out(file, progress)?;
+                file.sync_data()
+            }
             Target::Existing(device) => device.flush(),
         }
         .map_err(|e| failed("flush", &self.path, e))
+    }
+
+    /// Has the kernel write the page cache, a piece at a time: nothing ends a flush of all of it,
+    /// and a slow disk may take minutes for that.
+    fn write_out(&self, file: &File, progress: &dyn Progress) -> Result<()> {
+        let end = file.metadata().map_err(|e| failed("flush", &self.path, e))?.len();
+        let mut at = 0;
+        while at < end {
+            go_on(progress)?;
+            // A file system that knows no such request is flushed as a whole.
+            if !written_out(file, at, GATHERED) {
+                break;
+            }
+            at += GATHERED;
+        }
+        Ok(())
     }
 
     /// Gives the image its size and, when all of it is durable, its name.
@@ -245,6 +272,17 @@ impl Sink {
             }
         }
     }
+}
+
+/// Writes a piece of a file that is in the page cache, and waits for that. What failed, the flush
+/// that follows reports as well.
+fn written_out(file: &File, at: u64, len: u64) -> bool {
+    let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len)) else { return false };
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the descriptor is open, and the call takes numbers only. No crate has it.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), at, len, all) == 0 }
 }
 
 /// Gives a complete file its name.
@@ -300,6 +338,7 @@ fn failed(op: &'static str, path: &Path, source: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Silent;
 
     fn names(dir: &Path) -> Vec<String> {
         let mut names: Vec<_> = std::fs::read_dir(dir)
@@ -324,7 +363,8 @@ mod tests {
             .unwrap();
         sink.write(100, b"jam").unwrap();
         sink.write(4095, &[0]).unwrap();
-        sink.copy(Physical(0), Physical(8192), 4096).unwrap();
+        sink.copy(Physical(0), Physical(8192), 4096, &Silent).unwrap();
+        sink.flush(&Silent).unwrap();
         sink.finish(20_000).unwrap();
         assert_eq!(names(dir.path()), ["new.img"]);
         let got = std::fs::read(&path).unwrap();

@@ -1,5 +1,6 @@
 //! What callers learn: progress while it runs, and in the end what took the space.
 
+use crate::error::{Error, Result};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -29,10 +30,16 @@ pub trait Progress: Sync {
     fn bytes(&self, more: u64) {
         let _ = more;
     }
-    /// Is the build to stop? Then it ends with [`crate::Error::Interrupted`].
+    /// Is the build to stop? Then it ends with [`crate::Error::Interrupted`], within about a second.
+    /// It is asked often, and by several threads.
     fn cancelled(&self) -> bool {
         false
     }
+}
+
+/// Goes on unless the build is to stop.
+pub(crate) fn go_on(progress: &dyn Progress) -> Result<()> {
+    if progress.cancelled() { Err(Error::Interrupted) } else { Ok(()) }
 }
 
 /// Reports to nobody.

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::nodes::GENERATION;
 use crate::options::Plan;
 use crate::output::Sink;
-use crate::report::{Compressed, Share, Shares};
+use crate::report::{Compressed, Progress, Share, Shares};
 use crate::sort::{ItemKey, RefKey, Sorted, Sorter};
 use crate::space::Space;
 use crate::spool::{Scratch, Spool};
@@ -132,10 +132,10 @@ pub(crate) struct Contents {
 }
 
 /// Gives contents their places.
-#[derive(Debug)]
 pub(crate) struct Store<'a> {
     plan: &'a Plan,
     sink: &'a Sink,
+    progress: &'a dyn Progress,
     space: Space,
     items: Sorter<ItemKey>,
     refs: Sorter<RefKey>,
@@ -157,12 +157,19 @@ pub(crate) struct Store<'a> {
 }
 
 impl<'a> Store<'a> {
-    pub(crate) fn new(plan: &'a Plan, sink: &'a Sink, space: Space, scratch: &Scratch) -> Self {
+    pub(crate) fn new(
+        plan: &'a Plan,
+        sink: &'a Sink,
+        space: Space,
+        scratch: &Scratch,
+        progress: &'a dyn Progress,
+    ) -> Self {
         let share = plan.memory / 16;
         let size = plan.csum.size() as u64;
         Self {
             plan,
             sink,
+            progress,
             space,
             items: Sorter::new(scratch, share * 3),
             refs: Sorter::new(scratch, share * 2),
@@ -190,7 +197,7 @@ impl<'a> Store<'a> {
             self.sink.write(at, &done.buffer[bytes])?;
         }
         for copy in self.space.second_copies() {
-            self.sink.copy(copy.from, copy.to, copy.len)?;
+            self.sink.copy(copy.from, copy.to, copy.len, self.progress)?;
         }
         Ok(done.buffer)
     }

@@ -3,11 +3,12 @@
 mod common;
 
 use common::{Data, Source, assert_sound, noise, options, text};
-use larder_build::{BuildOptions, Compress, Error, ImageSize, Output, Progress, build};
+use larder_build::{BuildOptions, Compress, Error, ImageSize, Output, Progress, Stage, build};
 use larder_simtest::oracle::{KernelMount, Need, btrfs, mkfs_btrfs, need};
 use larder_sources::{Contents, Entry, Kind, Locator};
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 fn some_tree() -> Source {
     let mut s = Source::new();
@@ -215,6 +216,58 @@ fn a_build_can_be_stopped() {
     let e = build(&output, vec![s.top()], &|l| s.open(l), &options(), &Stop).unwrap_err();
     assert!(matches!(e, Error::Interrupted), "{e}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Counts how often each stage asks whether to stop, and stops at one of those times.
+#[derive(Default)]
+struct Asked {
+    stage: AtomicUsize,
+    times: [AtomicU64; 3],
+    stop: Option<(usize, u64)>,
+}
+
+impl Progress for Asked {
+    fn stage(&self, stage: Stage) {
+        self.stage.store(stage as usize, Relaxed);
+    }
+
+    fn cancelled(&self) -> bool {
+        let stage = self.stage.load(Relaxed);
+        let times = self.times[stage].fetch_add(1, Relaxed) + 1;
+        self.stop.is_some_and(|(at, after)| stage > at || stage == at && times >= after)
+    }
+}
+
+#[test]
+fn a_build_can_be_stopped_at_each_node_and_each_piece() {
+    let dir = larder_simtest::oracle::scratch();
+    let image = dir.path().join("img");
+    let mut s = Source::new();
+    for n in 0..3000 {
+        s.file(format!("{n:04}"), Vec::new());
+    }
+    s.file("large", noise(4 << 20, 1));
+    let build = |asked: &Asked| {
+        let output = Output::File { path: image.clone(), force: true };
+        build(&output, vec![s.top()], &|l| s.open(l), &options(), asked)
+    };
+    let asked = Asked::default();
+    let report = build(&asked).unwrap();
+    let times = |stage: Stage| asked.times[stage as usize].load(Relaxed);
+    assert!(times(Stage::Contents) >= 3000 / 64 + 2 * 4);
+    // Nodes of the global trees are rehearsed as well.
+    let nodes = report.metadata / u64::from(report.nodesize);
+    assert!(nodes > 30 && times(Stage::Trees) >= nodes, "{nodes}, {}", times(Stage::Trees));
+    std::fs::remove_file(&image).unwrap();
+    for stage in [Stage::Contents, Stage::Trees, Stage::Sync] {
+        let most = times(stage);
+        for after in [1, most / 3, most].into_iter().filter(|n| *n > 0) {
+            let stop = Some((stage as usize, after));
+            let e = build(&Asked { stop, ..Asked::default() }).unwrap_err();
+            assert!(matches!(e, Error::Interrupted), "{stage:?} {after}: {e}");
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
+    }
 }
 
 #[test]

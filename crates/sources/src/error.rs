@@ -63,6 +63,9 @@ pub enum Error {
         /// Why it failed.
         error: Box<larder_fs::Error>,
     },
+    /// The caller wants no more.
+    #[error("interrupted")]
+    Stopped,
     /// Sorting failed.
     #[error(transparent)]
     Spill(#[from] io::Error),
@@ -88,7 +91,7 @@ impl Error {
             Self::Damaged { .. } => "get or make the source again",
             Self::Choice { how, .. } => return Some(how.clone()),
             Self::Spill(_) => "name a directory with more room in TMPDIR",
-            Self::Argument { .. } | Self::Image { .. } => return None,
+            Self::Argument { .. } | Self::Image { .. } | Self::Stopped => return None,
         };
         Some(advice.to_owned())
     }

@@ -22,6 +22,7 @@ mod rules;
 mod sources;
 mod spec;
 pub mod spill;
+mod stop;
 
 pub use change::Change;
 pub use entry::{Attributes, Contents, Entry, Kind, LinkGroup, Locator, SourceNumber, Time};
@@ -32,3 +33,4 @@ pub use path::TreePath;
 pub use rules::{Options, Pattern, Rule, parse_owner, parse_time};
 pub use sources::Sources;
 pub use spec::{Sort, SourceSpec};
+pub use stop::Stop;

@@ -10,7 +10,7 @@
 //! image.
 
 use crate::change::Change;
-use crate::{Error, Kind, Result, Time, TreePath};
+use crate::{Error, Kind, Result, Stop, Time, TreePath};
 use globset::{GlobBuilder, GlobMatcher};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -36,6 +36,8 @@ pub struct Options {
     /// Device and inode of the image: a directory that is a source may hold it, and it is no part
     /// of what it holds.
     pub image: Option<(u64, u64)>,
+    /// Ends the streaming of entries early.
+    pub stop: Stop,
     /// The most bytes that one archive may have when it is unpacked.
     pub most_unpacked: u64,
 }
@@ -51,6 +53,7 @@ impl Default for Options {
             modified: None,
             latest: None,
             image: None,
+            stop: Stop::default(),
             most_unpacked: 1 << 40,
         }
     }

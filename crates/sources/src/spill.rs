@@ -26,6 +26,9 @@ pub type Record = (Vec<u8>, Vec<u8>);
 const HEAD: usize = 8;
 /// What a record in memory costs beside its bytes: its head, and where it begins.
 const OVERHEAD: usize = HEAD + size_of::<usize>();
+/// More than this is never sorted at once, whatever the budget: it takes about a second, and nothing
+/// can end it meanwhile.
+const MOST_IN_MEMORY: usize = 256 << 20;
 /// A run is read in pieces of about this size, if the budget allows.
 const PIECE: usize = 64 << 10;
 /// The least that a run is read in.
@@ -44,10 +47,11 @@ pub struct Sorter {
 }
 
 impl Sorter {
-    /// A sorter that uses about `budget` bytes of memory, and temporary files in `dir`.
+    /// A sorter that uses about `budget` bytes of memory, at most 256 MiB, and temporary files in
+    /// `dir`.
     #[must_use]
     pub fn new(budget: usize, dir: &Path) -> Self {
-        let (memory, runs) = (Memory::default(), None);
+        let (memory, runs, budget) = (Memory::default(), None, budget.min(MOST_IN_MEMORY));
         Self { budget, dir: dir.to_owned(), memory, runs, count: 0 }
     }
 

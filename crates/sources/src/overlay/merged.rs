@@ -14,7 +14,7 @@ use super::scan::{Found, Scan};
 use crate::change::Change;
 use crate::rules::{Exclusion, Rule};
 use crate::spill::{self, Sorted, Sorter};
-use crate::{Entry, LinkGroup, Options, Result, Time, TreePath};
+use crate::{Entry, LinkGroup, Options, Result, Stop, Time, TreePath};
 use std::iter::Peekable;
 
 /// Everything that sources say, sorted.
@@ -80,6 +80,8 @@ impl Merged {
         Ok(Visible {
             records: with_answers(&self.main, self.answers.as_ref())?,
             scan: Scan::new(&self.layers, horizon, true, &self.options),
+            stop: self.options.stop.clone(),
+            untold: 0,
             ended: false,
         })
     }
@@ -165,14 +167,36 @@ fn note_change(
 struct Visible {
     records: Merged2,
     scan: Scan,
+    stop: Stop,
+    /// Records since it was last asked whether to stop.
+    untold: u32,
     ended: bool,
 }
+
+impl Visible {
+    /// Most records may be of what is hidden, so entries are not what is counted.
+    fn go_on(&mut self) -> Result<()> {
+        self.untold += 1;
+        if self.untold < RECORDS_UNTOLD {
+            return Ok(());
+        }
+        self.untold = 0;
+        self.stop.check()
+    }
+}
+
+/// Records that are read before the caller is asked again whether to stop.
+const RECORDS_UNTOLD: u32 = 1024;
 
 impl Iterator for Visible {
     type Item = Result<(TreePath, Found)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.ended {
+            if let Err(e) = self.go_on() {
+                self.ended = true;
+                return Some(Err(e));
+            }
             let left = match self.records.next() {
                 None => {
                     self.ended = true;

@@ -14,13 +14,14 @@ use crate::format_options::FormatOptions;
 use crate::interrupt::Interrupt;
 use crate::{print, size};
 use anyhow::anyhow;
-use larder_build::{BoxError, OpenContents, Output, build};
+use larder_build::{BoxError, BuildOptions, OpenContents, Output, build};
 use larder_fs::Packing;
-use larder_sources::{Sources, TreePath};
+use larder_sources::{Sources, Stop, TreePath};
 use plan::{SubvolumeArg, subvolume};
 use progress::Bar;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 /// Make an image of directories, archives, container images or other images.
 #[derive(Debug, clap::Args)]
@@ -157,22 +158,50 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut options = plan::build_options(args)?;
     let reading = print::progress();
     reading.set_message("reading sources");
-    let sources = Sources::gather(&specs, &plan::source_options(args)?);
+    let (mut source_options, watched) = (plan::source_options(args)?, Arc::default());
+    source_options.stop = stop_of(&watched);
+    let sources = Sources::gather(&specs, &source_options);
     reading.finish_and_clear();
     let sources = sources.map_err(explained)?;
     // Until here a signal ends the process at once: nothing has a name yet.
     let interrupt = Interrupt::watch();
+    let _ = watched.set(interrupt.clone());
+    let done = make(args, &sources, &mut options, &interrupt);
+    done.map_err(|e| match interrupt.check() {
+        Err(interrupted) if was_stopped(&e) => interrupted.into(),
+        _ => e,
+    })
+}
+
+/// Sources are read before signals are watched, and streamed afterwards.
+fn stop_of(watched: &Arc<OnceLock<Interrupt>>) -> Stop {
+    let watched = Arc::clone(watched);
+    Stop::when(move || watched.get().is_some_and(Interrupt::is_asked))
+}
+
+fn was_stopped(error: &anyhow::Error) -> bool {
+    let stopped = |e: &larder_sources::Error| matches!(e, larder_sources::Error::Stopped);
+    error.chain().any(|e| e.downcast_ref::<larder_sources::Error>().is_some_and(stopped))
+}
+
+/// Makes or changes the image, or lists what would be in it.
+fn make(
+    args: &Args,
+    sources: &Sources,
+    options: &mut BuildOptions,
+    interrupt: &Interrupt,
+) -> anyhow::Result<()> {
     for note in sources.notes() {
         print::say(&format!("larder: note: {note}"));
     }
     if args.update {
-        return update::run(args, &sources, &interrupt);
+        return update::run(args, sources, interrupt);
     }
     if args.dry_run {
-        return summary::list(&sources, args.json);
+        return summary::list(sources, args.json);
     }
     let bar = Bar::new(sources.at_most(), interrupt.clone());
-    let trees = plan::trees(args, &sources)?;
+    let trees = plan::trees(args, sources)?;
     if options.uuid.is_none() {
         // The summary shows it, so that a build can be repeated.
         options.uuid = Some(uuid::Uuid::new_v4().into_bytes());
@@ -180,11 +209,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output::File { path: args.image.clone(), force: args.force };
     let open = |locator: &_| sources.open(locator).map_err(BoxError::from);
     let open: &OpenContents<'_> = &open;
-    let made = build(&output, trees, open, &options, &bar);
+    let made = build(&output, trees, open, options, &bar);
     bar.finish();
     let report = made.map_err(|e| match interrupt.check() {
         Err(interrupted) => interrupted.into(),
-        Ok(()) => build_error(args, &sources, e),
+        Ok(()) => build_error(args, sources, e),
     })?;
     if args.json {
         summary::json(&report)
