@@ -147,6 +147,7 @@ pub(crate) const HOUSES: &[House] = &[
             "log",
             "subvolume",
             "inode",
+            "compare",
             "filesystem",
             "mkfs",
         ]),
@@ -352,6 +353,7 @@ pub(crate) const HOUSES: &[House] = &[
             "rename",
         ]),
     },
+    House { folder: "crates/fs/src/compare", rooms: Upwards(&["frozen", "users", "walk"]) },
     House {
         folder: "crates/fs/src/filesystem",
         rooms: Upwards(&["commit_source", "open", "stats", "lifecycle", "subvolumes"]),
