@@ -17,6 +17,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("check", &["format", "volume", "codec"]),
     ("fs", &["format", "volume", "codec"]),
     ("fuse", &["format", "fs", "proc"]),
+    ("send", &["format", "fs", "stream"]),
     ("sources", &["format", "volume", "codec", "fs"]),
     ("build", &["format", "volume", "codec", "fs", "sources"]),
     ("archive", &["sources"]),
@@ -25,7 +26,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
         "cli",
         &[
             "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "archive",
-            "build", "update",
+            "build", "update", "send", "stream",
         ],
     ),
 ];
@@ -454,6 +455,22 @@ pub(crate) const HOUSES: &[House] = &[
             "older",
             "contribute",
             "sync",
+        ]),
+    },
+    House {
+        folder: "crates/send/src",
+        rooms: Upwards(&[
+            "error",
+            "inodes",
+            "pair",
+            "output",
+            "inherited",
+            "places",
+            "attributes",
+            "clones",
+            "contents",
+            "stream",
+            "diff",
         ]),
     },
     House {

@@ -113,6 +113,7 @@ fn linux_receives_what_is_sent() {
     let (first, cases) = (number("LARDER_SEED", 1), 40 * number("LARDER_SCALE", 1));
     for seed in first..first + cases {
         if (seed - first) % 50 == 0 {
+            let _ = std::fs::remove_file(&image);
             let device = FileDevice::create(&image, 2 << 30).unwrap();
             mkfs(&device, &MkfsOptions::default()).unwrap();
         }
