@@ -182,23 +182,28 @@ impl<'a> Places<'a> {
             return Ok(());
         }
         let (old, new) = (self.old_names(ino)?, self.new_names(ino)?);
-        for name in &old {
-            // Its directory was replaced by one of the same number, and will ask for this inode.
-            if !self.pair.is_same(name.dir)? {
-                self.renamed.insert(ino);
-            }
-        }
         let (mut kept, mut gone) = (Vec::new(), Vec::new());
+        let mut replaced = false;
         for name in old {
-            let stays = new.binary_search(&name).is_ok() && self.pair.is_same(name.dir)?;
-            if stays { kept.push(name) } else { gone.push(name) }
+            let stays = self.pair.is_same(name.dir)?;
+            replaced |= !stays;
+            if stays && new.binary_search(&name).is_ok() {
+                kept.push(name)
+            } else {
+                gone.push(name)
+            }
         }
         let come: Vec<FrozenName> =
             new.into_iter().filter(|n| kept.binary_search(n).is_err()).collect();
         for name in &come {
             self.make_room(out, name)?;
         }
-        self.exchange(out, ino, inode.created(), &kept, gone, &come)
+        self.exchange(out, ino, inode.created(), &kept, gone, &come)?;
+        // A directory was replaced by one of the same number, and will ask for this inode again.
+        if replaced {
+            self.renamed.insert(ino);
+        }
+        Ok(())
     }
 
     /// Turns the names that go into those that come. The places of both are ready.

@@ -110,7 +110,7 @@ fn linux_receives_what_is_sent() {
     let (image, target) = (scratch.path().join("sender"), scratch.path().join("receiver"));
     mkfs_btrfs(&target, 2 << 30, &[] as &[&str]).unwrap();
     let mount = KernelMount::image(&target, "").unwrap();
-    let (first, cases) = (number("LARDER_SEED", 1), 40 * number("LARDER_SCALE", 1));
+    let (first, cases) = (number("LARDER_SEED", 1), 250 * number("LARDER_SCALE", 1));
     for seed in first..first + cases {
         if (seed - first) % 50 == 0 {
             let _ = std::fs::remove_file(&image);
