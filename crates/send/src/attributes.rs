@@ -1,7 +1,7 @@
 //! Owner, permissions, extended attributes, flags and times: which are sent, and in which order.
 //!
-//! The order matters, because the receiver's kernel changes attributes on its own. A new owner takes
-//! set-user-id bits and capabilities away, and so may data. An ACL changes permissions. So an
+//! The order matters, because the receiver's kernel changes attributes on its own. A new owner
+//! takes set-user-id bits and capabilities away, and so may data. An ACL changes permissions. So an
 //! attribute goes before the data, when it is certainly there; then come data, owner, permissions,
 //! attributes, and at last the times. What decides how data is stored comes before the data.
 //!

@@ -186,7 +186,7 @@ impl<'a> Clones<'a> {
             return Ok(None);
         }
         let tree = given.map_or(self.pair.new, |i| self.given[i]);
-        let len = has_bytes(tree, user, record, offset, wanted.len)?;
+        let len = has_bytes(tree, user, record, Span { offset, len: wanted.len })?;
         let Some(inode) = (if len > 0 { tree.inode(user.ino)? } else { None }) else {
             return Ok(None);
         };
@@ -202,23 +202,24 @@ impl<'a> Clones<'a> {
     }
 }
 
-/// How many of the wanted bytes a file has in the same extent at `offset`.
-fn has_bytes(
-    tree: &Frozen,
-    user: ExtentUser,
-    record: &ExtentRecord,
+/// Bytes of a file.
+#[derive(Clone, Copy, Debug)]
+struct Span {
     offset: u64,
-    wanted: u64,
-) -> Result<u64> {
-    let parts = tree.parts(user.ino, offset, 1)?;
-    let Some(part) = parts.first().filter(|part| part.start <= offset) else { return Ok(0) };
+    len: u64,
+}
+
+/// How many bytes of a span a file has in the same extent, from the span's start on.
+fn has_bytes(tree: &Frozen, user: ExtentUser, record: &ExtentRecord, span: Span) -> Result<u64> {
+    let parts = tree.parts(user.ino, span.offset, 1)?;
+    let Some(part) = parts.first().filter(|part| part.start <= span.offset) else { return Ok(0) };
     Ok(match &part.content {
         PartContent::Stored(r)
             if r.disk_bytenr == record.disk_bytenr
                 && r.kind == ExtentKind::Regular
                 && part.start.wrapping_sub(r.offset) == user.base =>
         {
-            wanted.min(part.end - offset)
+            span.len.min(part.end - span.offset)
         }
         _ => 0,
     })

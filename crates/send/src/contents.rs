@@ -107,12 +107,12 @@ impl Sending<'_, '_, '_> {
         let mut differs: Option<(Option<ExtentPart>, Range<u64>)> = None;
         let mut at = range.start;
         while at < end {
-            let (part, mut stop) = new.at(at, end)?;
+            let (part, mut stop) = new.at(at..end)?;
             let mut was = None;
             if let Some((parts, size)) = &mut old
                 && at < size.next_multiple_of(SECTOR)
             {
-                (was, stop) = parts.at(at, stop.min(size.next_multiple_of(SECTOR)))?;
+                (was, stop) = parts.at(at..stop.min(size.next_multiple_of(SECTOR)))?;
             }
             let equal = is_equal(part.as_ref(), was.as_ref(), at);
             match &mut differs {
@@ -386,8 +386,9 @@ impl<'a> Parts<'a> {
         Self { tree, ino, page: VecDeque::new(), known: None }
     }
 
-    /// What is at `at`, and up to where, but not beyond `end`. Calls come in order.
-    fn at(&mut self, at: u64, end: u64) -> Result<(Option<ExtentPart>, u64)> {
+    /// What is at the start of a range, and up to where in it. Calls come in order.
+    fn at(&mut self, range: Range<u64>) -> Result<(Option<ExtentPart>, u64)> {
+        let Range { start: at, end } = range;
         while self.page.front().is_some_and(|part| part.end <= at) {
             self.page.pop_front();
         }

@@ -2,8 +2,9 @@
 //!
 //! A directory can have a default ACL and a compression for what is made in it. The inode has got
 //! its own attributes at the source already, whatever its directory had then. So these attributes
-//! of a directory are given at the end of a stream, when nothing is made any more. If the receiver's
-//! directory has them from before, they are **suspended** before the first name comes into it.
+//! of a directory are given at the end of a stream, when nothing is made any more. If the
+//! receiver's directory has them from before, they are **suspended** before the first inode is made
+//! in it.
 
 use crate::error::Result;
 use crate::inodes::InodeSet;

@@ -1,7 +1,7 @@
 //! Sets of inode numbers.
 //!
-//! Numbers are given out one after the other, so members lie close together: a word of bits for each
-//! 64 numbers takes two bits to a byte for each member of a tree that was made at once.
+//! Numbers are given out one after the other, so members lie close together. Each 64 numbers have
+//! a word of bits, and take memory only if one of them is a member.
 
 use larder_format::ObjectId;
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! The two subvolumes of a stream: which inodes both have.
 //!
 //! Numbers are used again, so a number alone does not say that an inode is the same. Both must have
-//! been made in the same transaction as well, and be of the same type. Of two subvolumes that do not
-//! come from each other that can be true by chance. So what nothing can change later is compared,
-//! too: the target of a symbolic link, the number of a device.
+//! been made in the same transaction as well, and be of the same type. Of two subvolumes that do
+//! not come from each other that can be true by chance. So what nothing can change later is
+//! compared, too: the target of a symbolic link, the number of a device.
 
 use crate::error::{Error, Result};
 use larder_format::ObjectId;

@@ -5,9 +5,9 @@
 //! when it and all directories above it have their final names; from then on its path does not
 //! change. The rules are:
 //!
-//! - Before a name is given in a directory, that directory is settled, from the root down. The newer
-//!   tree has no circles, so this ends; and a settled directory never lies below one that is still
-//!   to be moved, so no directory is moved into itself.
+//! - Before a name is given in a directory, that directory is settled, from the root down. The
+//!   newer tree has no circles, so this ends; and a settled directory never lies below one that is
+//!   still to be moved, so no directory is moved into itself.
 //! - If another inode still has the wanted name, it is **evicted**: renamed to a name of its own in
 //!   the root directory, or unlinked at once if it is to be deleted. It gets its final name at its
 //!   own turn. So exchanged names and circles need no case of their own, and a rename that is in

@@ -1,11 +1,11 @@
 //! Random histories of a subvolume, told by snapshots.
 //!
-//! Small trees with few different names, so that everything gets in everything else's way: names
-//! are exchanged and taken over, directories move below what was below them, trees are deleted and
-//! made again under the same names, files have many names and lose the first. Some names look like
-//! those that a stream gives to what has to make way. Contents are written, cut, punched, reserved
-//! and cloned; attributes come and go, those that are inherited and those that the kernel takes away
-//! among them.
+//! Trees are small and have few different names, so that everything gets in everything else's way:
+//! names are exchanged and taken over, directories move below what was below them, trees are
+//! deleted and made again under the same names, files have many names and lose the first. Some
+//! names look like those that a stream gives to what has to make way. Contents are written, cut,
+//! punched, reserved and cloned. Attributes come and go, among them those that are inherited and
+//! those that the kernel takes away.
 //!
 //! Numbers of inodes are used again only if the file system is opened anew; the caller does that
 //! between two calls.

@@ -1,7 +1,7 @@
 //! `larder send`: read-only subvolumes of an image as a stream for `receive`.
 //!
-//! Everything about streams is in [`larder_send`]. Here is which subvolumes are meant, which of them
-//! is the parent where none is named, and where the bytes go: never to a terminal.
+//! Everything about streams is in [`larder_send`]. Here is which subvolumes are meant, which of
+//! them is the parent where none is named, and where the bytes go: never to a terminal.
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
@@ -24,7 +24,7 @@ use std::path::PathBuf;
 #[command(after_help = "\
 Examples:
   larder send disk.img:/home-monday > monday.stream
-  larder subvolume snapshot -r disk.img:/home disk.img:/home-tuesday && larder send -p disk.img:/home-monday -f tuesday.stream disk.img:/home-tuesday
+  larder send -p disk.img:/home-monday disk.img:/home-tuesday > tuesday.stream
 
 The stream is that of Linux: `btrfs receive` takes it, too. With a parent it has
 only what differs from it, and the receiver needs the parent. All subvolumes are
@@ -161,7 +161,7 @@ fn send_all<W: Write>(
         let source = Source { subvolume: &subvolume, name: &name, parent, clones: &clones };
         let mut watch = |summary: &Summary| {
             bar.set_position(summary.inodes);
-            if summary.commands % 64 == 0 {
+            if summary.commands.is_multiple_of(64) {
                 bar.set_message(crate::size::human(summary.data));
             }
         };

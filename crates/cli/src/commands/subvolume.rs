@@ -152,7 +152,7 @@ begins with that number plus one. Deletions do not show.")]
     /// List what differs between two read-only subvolumes
     #[command(after_help = "\
 Example:
-  larder subvolume snapshot -r disk.img:/home disk.img:/tuesday && larder subvolume diff disk.img:/home-monday disk.img:/tuesday
+  larder subvolume diff disk.img:/home-monday disk.img:/home-tuesday
 
 A: added, D: removed, R: renamed, M: changed, and what changed. What takes time
 is what differs, not what there is. Times alone are no difference.")]

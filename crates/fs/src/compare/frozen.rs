@@ -1,8 +1,8 @@
 //! A read-only subvolume, read by inode numbers.
 //!
-//! What is asked for is taken from the tree as it lies there, without an inode in memory, because a
-//! reader of a whole tree asks once for each inode. Data is the exception: it is read as that of any
-//! file, so that copies are tried and checksums verified.
+//! What is asked for is taken from the tree as it lies there, without an inode in memory, because
+//! a reader of a whole tree asks once for each inode. Data is the exception: it is read as that of
+//! any file, so that copies are tried and checksums verified.
 //!
 //! An inode without a name does not exist for this reader. A snapshot may have one, where a program
 //! had a file open that had been deleted.

@@ -7,8 +7,8 @@
 //! | `users` | which files use an extent, as far as that is found with bounded work |
 //!
 //! A comparison may take hours, and its reader may be slow. So nothing here keeps a version of a
-//! tree, which would pin space: each call takes a new one, and a comparison goes on from a key. That
-//! is sound because a read-only subvolume does not change. Each call makes sure of that.
+//! tree, which would pin space: each call takes a new one, and a comparison goes on from a key.
+//! That is sound because a read-only subvolume does not change. Each call makes sure of that.
 
 pub(crate) mod frozen;
 pub(crate) mod users;
