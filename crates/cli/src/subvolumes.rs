@@ -6,7 +6,7 @@ use crate::mounted::mounted;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use larder_format::ids::ObjectId;
-use larder_fs::{FileKind, InodeId};
+use larder_fs::{FileKind, Frozen, InodeId};
 use larder_fuse::subvolumes as on_mount;
 use std::ffi::OsString;
 
@@ -31,6 +31,18 @@ pub(crate) fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
             .hint("`larder subvolume list` shows the subvolumes");
     }
     Ok(attr.id)
+}
+
+/// The read-only subvolume whose root is at this path, to be read as a whole.
+pub(crate) fn frozen(image: &Image, path: &[u8]) -> anyhow::Result<Frozen> {
+    let id = root_of(image, path)?.subvol;
+    let shown = image.show(path);
+    match image.fs.frozen(id) {
+        Err(larder_fs::Error::Invalid(why)) => Err(anyhow!("{shown}: {why}")).hint(format!(
+            "make a snapshot that is: `larder subvolume snapshot -r {shown} IMAGE:PATH`"
+        )),
+        other => other.with_context(|| shown),
+    }
 }
 
 /// Makes a subvolume read-only or writable; without `wanted`, returns which it is.

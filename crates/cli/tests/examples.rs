@@ -48,6 +48,7 @@ const TEMPLATE: &str = "
     larder subvolume snapshot -r mnt/home mnt/home-monday
     larder sync mnt
     echo later > mnt/home/me/later
+    larder subvolume snapshot -r mnt/home mnt/home-tuesday
     larder umount mnt
 ";
 

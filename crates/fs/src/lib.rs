@@ -59,6 +59,7 @@
 
 #[macro_use]
 mod base;
+mod compare;
 #[macro_use]
 mod engine;
 mod file;
@@ -80,6 +81,9 @@ pub use api::*;
 #[cfg(feature = "faults")]
 pub use base::tuning::faults::Fault;
 pub use base::tuning::older;
+pub use compare::{
+    Comparison, ExtentPart, ExtentUser, Frozen, FrozenEntry, FrozenName, ItemChange, PartContent,
+};
 pub use completion::Completion;
 pub use engine::fsyncs::LogStats;
 pub use engine::reclaims::ReclaimStats;

@@ -21,6 +21,7 @@
 //! - [`faults`]: the same on a device that fails;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
+//! - [`lineage`]: random histories of a subvolume, told by snapshots, for streams;
 //! - [`fill`]: filling and emptying a disk from many threads;
 //! - [`hostile`]: images and bytes that are made to do harm, for fuzzers and for tests;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
@@ -36,6 +37,7 @@ pub mod formats;
 pub mod hostile;
 pub mod image;
 pub mod judge;
+pub mod lineage;
 pub mod memserver;
 pub mod model;
 pub mod ops;

@@ -24,6 +24,7 @@ mod reflink;
 mod rescue;
 mod restore;
 mod rm;
+mod send;
 mod stats;
 mod subvolume;
 mod sync;
@@ -58,6 +59,7 @@ pub(crate) enum Command {
     Map(map::Args),
     Restore(restore::Args),
     Rescue(rescue::Args),
+    Send(send::Args),
     #[command(visible_alias = "sub")]
     Subvolume(subvolume::Args),
     #[command(hide = true)]
@@ -97,6 +99,7 @@ pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Res
         Command::Reflink(a) => reflink::run(&a),
         Command::Rescue(a) => rescue::run(&a),
         Command::Restore(a) => restore::run(&a),
+        Command::Send(a) => send::run(&a),
         Command::Subvolume(a) => subvolume::run(&a),
         Command::Assets(a) => assets::run(&a, whole),
     }

@@ -4,6 +4,8 @@
 //! On a mount the daemon is asked ([`larder_fuse::subvolumes`]); an image is opened for the one
 //! command, which for a deletion means that it also waits until the space is free.
 
+mod diff;
+
 use crate::failure::{Advise, usage};
 use crate::image::Access;
 use crate::mounted::mounted;
@@ -147,6 +149,28 @@ begins with that number plus one. Deletions do not show.")]
         #[arg(value_name = "GENERATION")]
         since: u64,
     },
+    /// List what differs between two read-only subvolumes
+    #[command(after_help = "\
+Example:
+  larder subvolume diff disk.img:/home-monday disk.img:/home-tuesday
+
+A: added, D: removed, R: renamed, M: changed, and what changed. What takes time
+is what differs, not what there is. Times alone are no difference.")]
+    Diff {
+        /// Print JSON, one line for each difference
+        #[arg(long)]
+        json: bool,
+        /// Print how many differences there are
+        #[arg(long)]
+        stat: bool,
+        /// Read the image even if it is in use
+        #[arg(long)]
+        force: bool,
+        /// The older subvolume: IMAGE:PATH
+        old: OsString,
+        /// The newer subvolume: IMAGE:PATH
+        new: OsString,
+    },
     /// Make a subvolume read-only, or writable again
     #[command(after_help = "\
 Example:
@@ -188,6 +212,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             print::line(&format!("{default} {}", if default == 5 { "(top level)" } else { path }))
         }
         What::FindNew { json, force, path, since } => find_new(path, *since, *json, *force),
+        What::Diff { json, stat, force, old, new } => {
+            diff::diff(old, new, diff::How { json: *json, stat: *stat, force: *force })
+        }
         What::SetDefault { id, path } => set_default(path, *id),
         What::ReadOnly { forget, path, state } => {
             let wanted = state.as_deref().map(|s| s == "on");

@@ -13,7 +13,7 @@ use larder_format::{FileOffset, Key, KeyType, Logical, ObjectId, TreeId};
 
 /// What an extent item says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(crate) enum Content {
     /// Data in the leaf.
     Inline {
         /// Uncompressed bytes.
@@ -27,7 +27,7 @@ pub(super) enum Content {
 
 impl Content {
     /// Has it bytes that may be other than zero?
-    pub(super) fn is_data(&self) -> bool {
+    pub(crate) fn is_data(&self) -> bool {
         match self {
             Self::Inline { .. } => true,
             Self::Stored(r) => !r.is_hole() && r.kind == ExtentKind::Regular,
@@ -37,18 +37,18 @@ impl Content {
 
 /// An extent item of a file.
 #[derive(Clone, Debug)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     /// First byte of the file that it covers.
-    pub(super) start: u64,
+    pub(crate) start: u64,
     /// First byte behind the extent, rounded up to a sector.
-    pub(super) end: u64,
+    pub(crate) end: u64,
     /// What it says.
-    pub(super) content: Content,
+    pub(crate) content: Content,
     item: Item,
 }
 
 impl Extent {
-    pub(super) fn parse(tree: TreeId, item: Item) -> Result<Self> {
+    pub(crate) fn parse(tree: TreeId, item: Item) -> Result<Self> {
         let corrupt = |what: &str| Error::corrupt(Place::item(tree, item.key), what);
         let parsed = FileExtent::parse(item.data()).map_err(|e| corrupt(&e.0))?;
         let start = item.key.offset;
@@ -72,7 +72,7 @@ impl Extent {
         Ok(Self { start, end: end.max(SECTOR.min(start + SECTOR)), content, item })
     }
     /// Fails if the extent begins before the end of the one before it.
-    pub(super) fn follows(&self, tree: TreeId, end: u64) -> Result<()> {
+    pub(crate) fn follows(&self, tree: TreeId, end: u64) -> Result<()> {
         if self.start < end {
             let place = Place::item(tree, self.key());
             return Err(Error::corrupt(place, "file extent overlaps the one before it"));
@@ -80,22 +80,22 @@ impl Extent {
         Ok(())
     }
     /// What it says, unless the data is in the leaf.
-    pub(super) fn stored(&self) -> Option<&ExtentRecord> {
+    pub(crate) fn stored(&self) -> Option<&ExtentRecord> {
         match &self.content {
             Content::Stored(record) => Some(record),
             Content::Inline { .. } => None,
         }
     }
     /// The item's key.
-    pub(super) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         self.item.key
     }
     /// Address of the leaf that has the item.
-    pub(super) fn leaf(&self) -> Logical {
+    pub(crate) fn leaf(&self) -> Logical {
         self.item.leaf_address()
     }
     /// The item's bytes behind the head: data of an inline extent, as it lies in the leaf.
-    pub(super) fn inline_data(&self) -> &[u8] {
+    pub(crate) fn inline_data(&self) -> &[u8] {
         match FileExtent::parse(self.item.data()) {
             Ok(FileExtent::Inline(i)) => i.data,
             _ => &[],
@@ -105,7 +105,7 @@ impl Extent {
     ///
     /// # Errors
     /// `Corrupt` when it cannot be unpacked.
-    pub(super) fn unpack_inline(&self, tree: TreeId) -> Result<Vec<u8>> {
+    pub(crate) fn unpack_inline(&self, tree: TreeId) -> Result<Vec<u8>> {
         let Content::Inline { ram_bytes, compression } = self.content else {
             return Ok(Vec::new());
         };
@@ -119,7 +119,7 @@ impl Extent {
 
 /// Walks through the extents of a file.
 #[derive(Debug)]
-pub(super) struct ExtentCursor {
+pub(crate) struct ExtentCursor {
     cursor: Cursor,
     tree: TreeId,
     ino: ObjectId,
@@ -135,7 +135,7 @@ impl ExtentCursor {
     ///
     /// # Errors
     /// Reading or corruption.
-    pub(super) fn new(version: &Version, ino: ObjectId, start: u64) -> Result<Self> {
+    pub(crate) fn new(version: &Version, ino: ObjectId, start: u64) -> Result<Self> {
         let key = extent_data_key(ino, FileOffset(start));
         let mut cursor = version.seek(&key)?;
         let mut this_before = None;
@@ -156,14 +156,14 @@ impl ExtentCursor {
         Ok(Self { cursor, tree, ino, before: this_before, first, reached })
     }
     /// The extent just before the start, if it ends at or before it.
-    pub(super) fn before(&self) -> Option<&Extent> {
+    pub(crate) fn before(&self) -> Option<&Extent> {
         self.before.as_ref()
     }
     /// The next extent.
     ///
     /// # Errors
     /// Reading or corruption.
-    pub(super) fn next(&mut self) -> Result<Option<Extent>> {
+    pub(crate) fn next(&mut self) -> Result<Option<Extent>> {
         let extent = match self.first.take() {
             Some(extent) => extent,
             None => match self.cursor.next()? {

@@ -65,13 +65,39 @@ pub(super) fn read_range(core: &Core, inode: &Inode, offset: u64, buf: &mut [u8]
 /// # Errors
 /// As [`read_range`].
 pub(super) fn read_extents(core: &Core, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    with_reader(core, inode, |reader, version| {
+        reader.read(version, ObjectId(inode.id.ino), offset, buf)
+    })
+}
+
+/// Reads all of an extent as it lies on the device, packed or not. The caller knows that nothing
+/// frees the extent meanwhile.
+///
+/// # Errors
+/// As [`read_range`].
+pub(crate) fn read_stored(core: &Core, inode: &Inode, record: &ExtentRecord) -> Result<Vec<u8>> {
+    if record.disk_num_bytes > MAX_COMPRESSED_ON_DISK {
+        let place = Place { address: Some(record.disk_bytenr), ..Place::default() };
+        return Err(Error::corrupt(place, "compressed extent is too long"));
+    }
+    let mut packed = vec![0; index(record.disk_num_bytes)];
+    with_reader(core, inode, |reader, _| reader.read_sectors(record.disk_bytenr, &mut packed))?;
+    Ok(packed)
+}
+
+/// Reads with one view after the other until no checksum is missing.
+fn with_reader(
+    core: &Core,
+    inode: &Inode,
+    mut read: impl FnMut(&Reader<'_>, &Version) -> Result<(), ReadStop>,
+) -> Result<()> {
     let verified = !inode.state.lock().item.inode_flags().contains(InodeFlags::NODATASUM);
     let mut last = None;
     for _ in 0..ATTEMPTS {
         let view = View::new(core);
         let version = inode.subvol.tree.version(view.epoch.clone());
         let reader = Reader { core, view: &view, verified };
-        match reader.read(&version, ObjectId(inode.id.ino), offset, buf) {
+        match read(&reader, &version) {
             Ok(()) => return Ok(()),
             Err(ReadStop::Fail(e)) => return Err(e),
             Err(ReadStop::NoCsum(at)) if last == Some((at, view.state)) => break,

@@ -3,7 +3,9 @@
 use crate::filesystem::Filesystem;
 use crate::inode::subvolume::{self, Deletes};
 use crate::tree::doing;
-use crate::{Attr, FilePosition, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo};
+use crate::{
+    Attr, FilePosition, Frozen, InodeId, NewExtent, NewInode, Received, Result, SubvolInfo,
+};
 use larder_format::{Generation, TreeId};
 
 impl Filesystem {
@@ -114,6 +116,17 @@ impl Filesystem {
         each: &mut dyn FnMut(&NewExtent) -> bool,
     ) -> Result<()> {
         crate::subvolume::find_new::find_new(&self.core, from, since, each)
+    }
+    /// A read-only subvolume, to be read as a whole; see [`Frozen`]. Everything is made durable
+    /// before, if the file system can be written to.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for a subvolume that can be written to; those of [`Self::sync`].
+    pub fn frozen(&self, id: TreeId) -> Result<Frozen> {
+        if self.core.check_writable().is_ok() {
+            self.sync()?;
+        }
+        Frozen::new(self.core.clone(), id)
     }
     /// A path to an inode within its subvolume, without a slash at either end. One of them, if the
     /// inode has several names.

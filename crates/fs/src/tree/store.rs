@@ -162,6 +162,22 @@ impl NodeStore {
         Ok(node)
     }
 
+    /// The node at an address that something other than a pointer names, such as a reference of an
+    /// extent: what the block says of itself has to agree with its checksum and with its content.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub(crate) fn at_address(&self, at: Logical) -> Result<Arc<Node>> {
+        crate::api::may_wait()?;
+        crate::lock::before_waiting(crate::lock::Wait::Device);
+        let mut buf = self.buffer();
+        let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
+        self.reader.read(at, bytes, 0)?;
+        let found = larder_format::node::NodeView(bytes);
+        let (generation, level, owner) = (found.generation(), found.level(), found.owner());
+        self.get(&Pointer { at, generation, level, first_key: None }, owner)
+    }
+
     /// Reads a node whose first copy is good and lies in memory below us. After `None`, the caller
     /// has to read it in the way that may wait.
     fn read_at_once(&self, ptr: &Pointer, owner: TreeId) -> Option<Arc<[u8]>> {
