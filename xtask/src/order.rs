@@ -21,11 +21,12 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("build", &["format", "volume", "codec", "fs", "sources"]),
     ("archive", &["sources"]),
     ("update", &["fs", "sources"]),
+    ("receive", &["format", "codec", "fs", "stream"]),
     (
         "cli",
         &[
             "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "archive",
-            "build", "update",
+            "build", "update", "stream", "receive",
         ],
     ),
 ];
@@ -78,6 +79,19 @@ pub(crate) const HOUSES: &[House] = &[
         rooms: Upwards(&["aligned", "os", "batch", "passing", "direct"]),
     },
     House { folder: "crates/codec/src", rooms: Upwards(&["lzo_pack", "lzo", "pack", "sample"]) },
+    House {
+        folder: "crates/receive/src",
+        rooms: Upwards(&[
+            "error",
+            "path",
+            "destination",
+            "record",
+            "image",
+            "apply",
+            "subvolume",
+            "receiver",
+        ]),
+    },
     House {
         folder: "crates/stream/src",
         rooms: Upwards(&[
