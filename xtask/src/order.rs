@@ -183,6 +183,7 @@ pub(crate) const HOUSES: &[House] = &[
             "clone",
             "copy",
             "fallocate",
+            "encoded",
             "map",
             "seek",
             "writeback",

@@ -13,8 +13,8 @@ use crate::record::ATTRIBUTE;
 use larder_format::items::Timespec;
 use larder_format::{Generation, ObjectId};
 use larder_fs::{
-    Attr, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, RenameMode, SetAttr, SetTime,
-    SubvolInfo, Timestamp, XattrMode,
+    Attr, EncodedData, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, RenameMode,
+    SetAttr, SetTime, SubvolInfo, Timestamp, XattrMode,
 };
 
 /// A path, and the inode that it leads to.
@@ -307,8 +307,16 @@ impl Destination for ImageDir<'_> {
         Ok(self.fs.write(id, offset, data)?)
     }
 
-    fn write_encoded(&mut self, _path: StreamPath<'_>, _data: &Encoded<'_>) -> BoxResult<bool> {
-        Ok(false)
+    fn write_encoded(&mut self, path: StreamPath<'_>, data: &Encoded<'_>) -> BoxResult<bool> {
+        let id = self.id(path)?;
+        let extent = EncodedData {
+            compression: data.compression,
+            data: data.data,
+            unpacked_len: data.unpacked_len,
+            offset: data.unpacked_offset,
+            len: data.file_len,
+        };
+        Ok(self.fs.write_encoded(id.at(data.offset), &extent)?)
     }
 
     fn share(
