@@ -21,7 +21,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("build", &["format", "volume", "codec", "fs", "sources"]),
     ("archive", &["sources"]),
     ("update", &["fs", "sources"]),
-    ("receive", &["format", "codec", "fs", "stream"]),
+    ("receive", &["format", "codec", "fs", "fuse", "stream"]),
     (
         "cli",
         &[
@@ -87,6 +87,7 @@ pub(crate) const HOUSES: &[House] = &[
             "destination",
             "record",
             "image",
+            "mounted",
             "apply",
             "subvolume",
             "receiver",

@@ -18,6 +18,7 @@
 //! | `destination` | what can receive |
 //! | `record` | how a subvolume says how far it is |
 //! | `image` | receiving into an image, through the engine |
+//! | `mounted` | receiving into a directory of a mount, through system calls |
 //! | `apply` | what each command does |
 //! | `subvolume` | how a subvolume begins, goes on after an end, and becomes complete |
 //! | `receiver` | the loop over commands; which errors end it |
@@ -26,6 +27,7 @@ mod apply;
 pub mod destination;
 mod error;
 mod image;
+mod mounted;
 mod path;
 mod receiver;
 pub mod record;
@@ -33,5 +35,6 @@ mod subvolume;
 
 pub use error::{BoxError, Error, Failure, Refused, Taken};
 pub use image::ImageDir;
+pub use mounted::MountedDir;
 pub use path::StreamPath;
 pub use receiver::{Observer, Options, Received, Summary, receive};

@@ -63,7 +63,7 @@ impl Record {
     }
 }
 
-fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let hex: Vec<u8> = text.bytes().filter(|b| *b != b'-').collect();
     let mut uuid = [0; 16];
     if hex.len() != 2 * uuid.len() {

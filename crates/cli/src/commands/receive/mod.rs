@@ -10,19 +10,21 @@ mod progress;
 use crate::failure::{Advise, usage};
 use crate::image::Access;
 use crate::interrupt::Interrupt;
+use crate::mounted::mounted;
 use crate::print;
 use crate::subvolumes::in_image;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use larder_fs::FileKind;
-use larder_receive::{Error, ImageDir, Options, Summary, Taken};
+use larder_receive::destination::Destination;
+use larder_receive::{Error, ImageDir, MountedDir, Options, Summary, Taken};
 use larder_stream::StreamReader;
 use progress::Watcher;
 use serde_json::json;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Bytes of the stream that are read at a time.
 const BUFFER: usize = 1 << 20;
@@ -31,8 +33,8 @@ const BUFFER: usize = 1 << 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder receive -f monday.stream disk.img:/backups
-  zstd -dc monday.stream.zst | larder receive disk.img:/backups
+  larder receive -f monday.stream disk.img:/snapshots
+  larder receive --resume -f monday.stream disk.img:/snapshots
   larder receive --dump -f monday.stream
 
 The subvolume gets the name that it was sent with, and is read-only when it is
@@ -83,11 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let summary = match Place::parse_existing(target)? {
         Place::Image(target) => into_image(&target, input, &options, args)?,
-        Place::Host(path) => {
-            return Err(anyhow!("{}: not IMAGE:DIR", print::path(&path)))
-                .hint("unmount the image and name it: `larder receive IMAGE:DIR`")
-                .could_not_run();
-        }
+        Place::Host(path) => onto_mount(&path, input, &options, args)?,
     };
     if args.json {
         print::json(&as_json(&summary))?;
@@ -123,19 +121,35 @@ fn into_image(
             return Err(anyhow!("{} is not a directory", target.display())).could_not_run();
         }
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let interrupt = Interrupt::watch();
-        let mut watcher = Watcher::new(interrupt.clone(), args.quiet, args.json);
         let mut to = ImageDir::new(&image.fs, dir.id, owner);
-        let done = larder_receive::receive(input, &mut to, options, &mut watcher);
-        watcher.finish();
-        match done {
-            Err(Error::Interrupted) => {
-                interrupt.check()?;
-                Err(anyhow!("interrupted"))
-            }
-            other => advise(other, options.resume),
-        }
+        receive(input, &mut to, options, args)
     })
+}
+
+fn onto_mount(
+    path: &Path,
+    input: impl Read,
+    options: &Options,
+    args: &Args,
+) -> anyhow::Result<Summary> {
+    let mut to = mounted(path, MountedDir::open)?;
+    receive(input, &mut to, options, args)
+}
+
+fn receive(
+    input: impl Read,
+    to: &mut impl Destination,
+    options: &Options,
+    args: &Args,
+) -> anyhow::Result<Summary> {
+    let interrupt = Interrupt::watch();
+    let mut watcher = Watcher::new(interrupt.clone(), args.quiet, args.json);
+    let done = larder_receive::receive(input, to, options, &mut watcher);
+    watcher.finish();
+    if let Err(Error::Interrupted) = done {
+        interrupt.check()?;
+    }
+    advise(done, options.resume)
 }
 
 /// Adds what helps.
