@@ -7,6 +7,7 @@
 use crate::destination::{BoxResult, Destination, Encoded, Node, Reserve, Shared, Times};
 use crate::error::Refused;
 use crate::path::StreamPath;
+use crate::record::ATTRIBUTE;
 use larder_format::MAX_COMPRESSED_EXTENT;
 use larder_format::items::{Compression, Timespec};
 use larder_stream::Command;
@@ -50,6 +51,9 @@ pub(crate) fn apply<D: Destination>(
         Command::Link { path, target } => to.link(entry(path)?, entry(target)?),
         Command::Unlink { path } => to.unlink(entry(path)?),
         Command::Rmdir { path } => to.rmdir(entry(path)?),
+        // The record of the subvolume that was sent; this one has its own.
+        Command::SetXattr { path: b"", name: ATTRIBUTE, .. }
+        | Command::RemoveXattr { path: b"", name: ATTRIBUTE } => Ok(()),
         Command::SetXattr { path, name, value } => to.set_xattr(at(path)?, name, value),
         Command::RemoveXattr { path, name } => to.remove_xattr(at(path)?, name),
         Command::Write { path, offset, data } => to.write(entry(path)?, offset, data),
