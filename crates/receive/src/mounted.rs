@@ -32,8 +32,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Number of the root directory of a subvolume.
-const TOP: u64 = 256;
 /// The attribute of `statx` that a mount's root has.
 const MOUNT_ROOT: u64 = 0x2000;
 
@@ -287,7 +285,7 @@ impl Destination for MountedDir {
     fn make(&mut self, path: StreamPath<'_>, node: &Node<'_>) -> BoxResult<()> {
         let (dir, name) = self.place(path)?;
         let private = Mode::RUSR | Mode::WUSR;
-        let mut special = |kind, (major, minor)| {
+        let special = |kind, (major, minor)| {
             rustix::fs::mknodat(&dir, name, kind, private, rustix::fs::makedev(major, minor))
         };
         match *node {

@@ -52,7 +52,10 @@ fn stream() -> Vec<u8> {
         from_path: b"dir/a",
         from_offset: 0,
     });
-    put(utimes(b""));
+    // Last, as a sender has it: everything before changes times.
+    for path in [&b"c"[..], b"s", b"fifo", b"shares", b"dir", b""] {
+        put(utimes(path));
+    }
     put(Command::End {});
     put(Command::Snapshot {
         path: b"two",
@@ -70,8 +73,9 @@ fn stream() -> Vec<u8> {
     put(Command::Write { path: b"moved/l", offset: 10, data: b"changed" });
     put(Command::Truncate { path: b"shares", size: 5000 });
     put(Command::Unlink { path: b"fifo" });
-    put(utimes(b"moved"));
-    put(utimes(b""));
+    for path in [&b"moved/a"[..], b"moved/b", b"moved/l", b"shares", b"moved", b""] {
+        put(utimes(path));
+    }
     put(Command::End {});
     writer.into_inner()
 }
@@ -165,7 +169,7 @@ fn wanted(config: &Config) -> Vec<Manifest> {
 fn stopped_after_each_command_it_goes_on() {
     let config = config();
     let wanted = wanted(&config);
-    for commands in 1..50 {
+    for commands in 1..100 {
         let device = Arc::new(SimDevice::new(config.base.clone()).unrecorded());
         let fs = open(&device, &config.options, "");
         let stopped = run(&fs, &Options::default(), &mut StopAfter(Cell::new(commands)));
