@@ -45,8 +45,10 @@ impl Default for Options {
 
 /// Sees how receiving goes on.
 pub trait Observer {
-    /// A subvolume begins; `resumed` if it has a part already.
+    /// A subvolume has been begun; `resumed` if it had a part already.
     fn begins(&mut self, _name: &[u8], _resumed: bool) {}
+    /// A subvolume is complete.
+    fn completed(&mut self, _name: &[u8]) {}
     /// The stream was read up to this byte.
     fn at(&mut self, _offset: u64) {}
     /// A command failed, and receiving goes on.
@@ -186,7 +188,7 @@ impl<D: Destination> Receiver<'_, D> {
         check_name(name).map_err(refused)?;
         let received = Received { name: name.to_vec(), sent, parent, applied: 0, skipped: 0 };
         let start = subvolume::start(self.to, name, &sent, self.options.resume)?;
-        self.observer.begins(name, !matches!(start, Start::Anew));
+        let has_some = !matches!(start, Start::Anew);
         let (subvol, skip) = match start {
             Start::Anew => {
                 let made = self.make(name, &sent, parent).map_err(|e| failure(frame, e))?;
@@ -203,6 +205,7 @@ impl<D: Destination> Receiver<'_, D> {
             }
         };
         self.to.enter(&subvol).map_err(failing(name, "entering it"))?;
+        self.observer.begins(name, has_some);
         let at = Position { commands: 0, digest: digest(0, frame) };
         let current = Current {
             subvol,
@@ -331,6 +334,7 @@ impl<D: Destination> Receiver<'_, D> {
             }
         };
         done.map_err(failing(name, "completing it"))?;
+        self.observer.completed(name);
         self.summary.subvolumes.push(current.received);
         Ok(())
     }

@@ -149,11 +149,11 @@ fn receive(
     if let Err(Error::Interrupted) = done {
         interrupt.check()?;
     }
-    advise(done, options.resume)
+    advise(done, watcher.left_a_part())
 }
 
 /// Adds what helps.
-fn advise(done: Result<Summary, Error>, resumed: bool) -> anyhow::Result<Summary> {
+fn advise(done: Result<Summary, Error>, left_a_part: bool) -> anyhow::Result<Summary> {
     let hint = match &done {
         Err(Error::Taken { why: Taken::Partly, .. }) => {
             "--resume goes on with it; or delete it (`larder subvolume delete`) to begin again"
@@ -165,7 +165,7 @@ fn advise(done: Result<Summary, Error>, resumed: bool) -> anyhow::Result<Summary
             "move it away or delete it (`larder subvolume delete`), or receive into another \
              directory"
         }
-        Err(Error::Stream(_) | Error::Command(_)) if !resumed => {
+        Err(Error::Stream(_) | Error::Command(_)) if left_a_part => {
             "what was received in part stays: --resume goes on with it"
         }
         _ => return Ok(done?),

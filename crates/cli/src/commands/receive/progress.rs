@@ -14,6 +14,8 @@ pub(super) struct Watcher {
     interrupt: Interrupt,
     /// Say which subvolume begins.
     names: bool,
+    /// A subvolume has a part of what it is to have.
+    partly: bool,
 }
 
 impl Watcher {
@@ -28,7 +30,12 @@ impl Watcher {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar, interrupt, names: !quiet && !json }
+        Self { bar, interrupt, names: !quiet && !json, partly: false }
+    }
+
+    /// Is there a subvolume that is half received?
+    pub(super) fn left_a_part(&self) -> bool {
+        self.partly
     }
 
     pub(super) fn finish(&self) {
@@ -38,10 +45,15 @@ impl Watcher {
 
 impl Observer for Watcher {
     fn begins(&mut self, name: &[u8], resumed: bool) {
+        self.partly = true;
         if self.names {
             let what = if resumed { "Going on with" } else { "Receiving" };
             self.bar.suspend(|| print::say(&format!("{what} {}", print::name(name))));
         }
+    }
+
+    fn completed(&mut self, _name: &[u8]) {
+        self.partly = false;
     }
 
     fn at(&mut self, offset: u64) {
