@@ -23,11 +23,12 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("build", &["format", "volume", "codec", "fs", "sources"]),
     ("archive", &["format", "sources"]),
     ("update", &["fs", "sources"]),
+    ("receive", &["format", "codec", "fs", "fuse", "stream"]),
     (
         "cli",
         &[
             "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "archive",
-            "build", "update", "send", "stream",
+            "build", "update", "send", "stream", "receive",
         ],
     ),
 ];
@@ -81,6 +82,20 @@ pub(crate) const HOUSES: &[House] = &[
         rooms: Upwards(&["aligned", "os", "batch", "passing", "direct"]),
     },
     House { folder: "crates/codec/src", rooms: Upwards(&["lzo_pack", "lzo", "pack", "sample"]) },
+    House {
+        folder: "crates/receive/src",
+        rooms: Upwards(&[
+            "error",
+            "path",
+            "destination",
+            "record",
+            "image",
+            "mounted",
+            "apply",
+            "subvolume",
+            "receiver",
+        ]),
+    },
     House {
         folder: "crates/stream/src",
         rooms: Upwards(&[
@@ -173,6 +188,7 @@ pub(crate) const HOUSES: &[House] = &[
             "clone",
             "copy",
             "fallocate",
+            "encoded",
             "map",
             "seek",
             "writeback",

@@ -52,6 +52,9 @@ const TEMPLATE: &str = "
     larder umount mnt
 ";
 
+/// What `btrfs send` wrote elsewhere.
+const STREAM: &[u8] = include_bytes!("../../stream/tests/linux/full.v2");
+
 /// Back to the start. A loop over names keeps it to what there is.
 const RESET: &str = "
     rm -rf rescued yesterday sdb1.img other.img full.img root.img root.tar.zst layout unpacked
@@ -72,6 +75,7 @@ impl Playground {
             .arg(here.path().join("larder"))
             .status();
         assert!(copied.unwrap().success());
+        std::fs::write(here.path().join("monday.stream"), STREAM).unwrap();
         let made = here.sh(TEMPLATE);
         if made.code != 0
             && user != 0

@@ -8,6 +8,7 @@
 //! | read-only | `BTRFS_IOC_SUBVOL_GETFLAGS`, `_SETFLAGS` |
 //! | facts | `BTRFS_IOC_GET_SUBVOL_INFO`, `_GET_SUBVOL_ROOTREF`, `_INO_LOOKUP` |
 //! | default | `BTRFS_IOC_DEFAULT_SUBVOL` |
+//! | received | `BTRFS_IOC_SET_RECEIVED_SUBVOL` |
 //! | snapshot | `BTRFS_IOC_SNAP_CREATE_V2`, or [`IOC_SNAPSHOT`] |
 //! | list | [`IOC_SUBVOLS`]; in: the least id wanted, out: JSON |
 //! | what was written | [`IOC_FIND_NEW`]; in: transaction, inode, offset; out: JSON |
@@ -16,6 +17,7 @@
 //! begins at its inode and offset.
 
 use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, hex, ioc, open, write_back_pages};
+use larder_format::Generation;
 use larder_fs::{NewExtent, SubvolInfo, Timestamp};
 use serde_json::{Value, json};
 use std::io;
@@ -25,6 +27,8 @@ use std::path::Path;
 
 /// Bytes of most arguments.
 pub(crate) const ARGS: usize = 4096;
+/// Bytes of `btrfs_ioctl_received_subvol_args`.
+pub(crate) const RECEIVED: usize = 200;
 /// Offset of the name in `btrfs_ioctl_vol_args`.
 pub(crate) const NAME: usize = 8;
 /// Offset of the name in `btrfs_ioctl_vol_args_v2`.
@@ -42,6 +46,7 @@ pub(crate) const DESTROY_V2: u32 = ioc(WRITE, 0x94, 63, ARGS);
 pub(crate) const GETFLAGS: u32 = ioc(READ, 0x94, 25, 8);
 pub(crate) const SETFLAGS: u32 = ioc(WRITE, 0x94, 26, 8);
 pub(crate) const DEFAULT: u32 = ioc(WRITE, 0x94, 19, 8);
+pub(crate) const SET_RECEIVED: u32 = ioc(READ | WRITE, 0x94, 37, RECEIVED);
 pub(crate) const INFO: u32 = ioc(READ, 0x94, 60, 504);
 pub(crate) const ROOTREF: u32 = ioc(READ | WRITE, 0x94, 61, ARGS);
 pub(crate) const INO_LOOKUP: u32 = ioc(READ | WRITE, 0x94, 18, ARGS);
@@ -139,6 +144,20 @@ pub fn set_read_only(path: &Path, read_only: bool) -> io::Result<()> {
         write_back_pages(&fd)?;
     }
     call(&fd, SETFLAGS, &mut flags.to_ne_bytes())
+}
+
+/// Notes from what the subvolume at `path` was received: the uuid that it was sent under, and its
+/// transaction there. Returns the transaction that notes it.
+///
+/// # Errors
+/// As [`is_read_only`]; `PermissionDenied` for somebody else's subvolume.
+pub fn set_received(path: &Path, uuid: [u8; 16], stransid: Generation) -> io::Result<Generation> {
+    let mut args = [0; RECEIVED];
+    args[..16].copy_from_slice(&uuid);
+    args[16..24].copy_from_slice(&stransid.0.to_ne_bytes());
+    call(&open(path)?, SET_RECEIVED, &mut args)?;
+    let rtransid = args[24..].first_chunk().ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Generation(u64::from_ne_bytes(*rtransid)))
 }
 
 /// Makes the subvolume with this id the default one of the file system that `path` is on.
@@ -282,6 +301,7 @@ mod tests {
         );
         assert_eq!(SNAP_CREATE_V2, 0x5000_9417);
         assert_eq!([GETFLAGS, SETFLAGS, DEFAULT], [0x8008_9419, 0x4008_941a, 0x4008_9413]);
+        assert_eq!(SET_RECEIVED, 0xc0c8_9425);
         assert_eq!([INFO, ROOTREF, INO_LOOKUP], [0x81f8_943c, 0xd000_943d, 0xd000_9412]);
     }
 

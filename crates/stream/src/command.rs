@@ -188,3 +188,37 @@ commands! {
         data: &'a [u8] = Data,
     }
 }
+
+impl<'a> Command<'a> {
+    /// The path that it is about; `end` has none.
+    #[must_use]
+    pub fn path(&self) -> Option<&'a [u8]> {
+        match *self {
+            Self::End {} => None,
+            Self::Subvol { path, .. }
+            | Self::Snapshot { path, .. }
+            | Self::Mkfile { path, .. }
+            | Self::Mkdir { path, .. }
+            | Self::Mknod { path, .. }
+            | Self::Mkfifo { path, .. }
+            | Self::Mksock { path, .. }
+            | Self::Symlink { path, .. }
+            | Self::Rename { path, .. }
+            | Self::Link { path, .. }
+            | Self::Unlink { path, .. }
+            | Self::Rmdir { path, .. }
+            | Self::SetXattr { path, .. }
+            | Self::RemoveXattr { path, .. }
+            | Self::Write { path, .. }
+            | Self::Clone { path, .. }
+            | Self::Truncate { path, .. }
+            | Self::Chmod { path, .. }
+            | Self::Chown { path, .. }
+            | Self::Utimes { path, .. }
+            | Self::UpdateExtent { path, .. }
+            | Self::Fallocate { path, .. }
+            | Self::Fileattr { path, .. }
+            | Self::EncodedWrite { path, .. } => Some(path),
+        }
+    }
+}

@@ -15,12 +15,13 @@ pub struct Frame {
     offset: u64,
     protocol: Protocol,
     number: u16,
+    crc: u32,
     body: Vec<u8>,
 }
 
 impl Default for Frame {
     fn default() -> Self {
-        Self { offset: 0, protocol: Protocol::V1, number: 0, body: Vec::new() }
+        Self { offset: 0, protocol: Protocol::V1, number: 0, crc: 0, body: Vec::new() }
     }
 }
 
@@ -35,6 +36,12 @@ impl Frame {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (COMMAND_HEADER + self.body.len()) as u64
+    }
+
+    /// Its checksum.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        self.crc
     }
 
     /// The protocol of its stream.
@@ -142,6 +149,7 @@ impl<R: Read> StreamReader<R> {
         self.fill_whole(&mut header)?;
         let header = CommandHeader::from_bytes(header);
         frame.number = header.number;
+        frame.crc = header.crc;
         let limit = protocol.max_body();
         let len = usize::try_from(header.len).unwrap_or(usize::MAX);
         if len > limit {

@@ -20,6 +20,7 @@ mod mkdir;
 mod mkfs;
 pub(crate) mod mount;
 mod property;
+mod receive;
 mod reflink;
 mod rescue;
 mod restore;
@@ -45,6 +46,7 @@ pub(crate) enum Command {
     Cat(cat::Args),
     Cp(cp::Args),
     Extract(extract::Args),
+    Receive(receive::Args),
     Reflink(reflink::Args),
     Rm(rm::Args),
     Mkdir(mkdir::Args),
@@ -96,6 +98,7 @@ pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Res
         Command::Inspect(a) => inspect::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Map(a) => map::run(&a),
+        Command::Receive(a) => receive::run(&a),
         Command::Reflink(a) => reflink::run(&a),
         Command::Rescue(a) => rescue::run(&a),
         Command::Restore(a) => restore::run(&a),

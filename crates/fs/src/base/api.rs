@@ -4,7 +4,7 @@
 
 pub use crate::tuning::Tuning;
 pub use larder_codec::{Packing, PackingError};
-use larder_format::items::Timespec;
+use larder_format::items::{Compression, Timespec};
 use larder_format::{CsumType, Generation, Logical, ObjectId, TreeId};
 use std::cell::Cell;
 
@@ -270,6 +270,21 @@ pub struct NewExtent {
     pub reserved: bool,
     /// Is it compressed?
     pub compressed: bool,
+}
+
+/// Data that is compressed already. It may be more than the file gets of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodedData<'a> {
+    /// How it is compressed.
+    pub compression: Compression,
+    /// It.
+    pub data: &'a [u8],
+    /// Bytes that it has unpacked.
+    pub unpacked_len: u64,
+    /// Where the file's bytes begin in these.
+    pub offset: u64,
+    /// The file's bytes.
+    pub len: u64,
 }
 
 /// The outcome of an attempt to give two ranges the same extents.

@@ -14,6 +14,7 @@
 //! | `copy` | what a copy shares, and what it reads and writes |
 //! | `position` | a place in a file |
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
+//! | `encoded` | what data that is compressed already has to be, to become an extent as it is |
 //! | `map` | which extents are shared, and with what |
 //! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
@@ -34,6 +35,7 @@ mod batch;
 mod clone;
 pub(crate) mod compress;
 mod copy;
+pub(crate) mod encoded;
 pub(crate) mod extents;
 mod fallocate;
 mod join;

@@ -20,8 +20,8 @@ use crate::inode::{attr, create, dir, link, rename, survey, xattr};
 use crate::log;
 use crate::tree::doing;
 use crate::{
-    Attr, Deduped, DirEntry, Fallocate, FilePosition, InodeId, MappedExtent, NewInode, RenameMode,
-    Result, Seek, SetAttr, Surveyed, XattrMode,
+    Attr, Deduped, DirEntry, EncodedData, Fallocate, FilePosition, InodeId, MappedExtent, NewInode,
+    RenameMode, Result, Seek, SetAttr, Surveyed, XattrMode,
 };
 use larder_format::TreeId;
 
@@ -183,6 +183,17 @@ impl Filesystem {
         let _doing = doing("fallocate");
         let inode = self.core.inode(from.id)?;
         file::fallocate(&self.core, Position { inode: &inode, offset: from.offset }, len, how)
+    }
+    /// Writes data that is compressed already, as an extent that has it as it is. `false`: that is
+    /// not possible here (the range does not begin or end at a sector, the file has no checksums,
+    /// nothing is saved). Nothing has changed then, and the caller may write the unpacked bytes.
+    ///
+    /// # Errors
+    /// `Invalid` for data that does not unpack to what it is said to be; those of writing.
+    pub fn write_encoded(&self, to: FilePosition, data: &EncodedData<'_>) -> Result<bool> {
+        let _doing = doing("write encoded");
+        let inode = self.core.inode(to.id)?;
+        file::encoded::write(&self.core, Position { inode: &inode, offset: to.offset }, data)
     }
     /// Copies `len` bytes, and shares extents where that is possible. Returns the bytes that were
     /// copied: 0 at the source's end.

@@ -53,6 +53,7 @@ fn changes_by(command: u32) -> bool {
                 | sub::DESTROY_V2
                 | sub::SETFLAGS
                 | sub::DEFAULT
+                | sub::SET_RECEIVED
         )
 }
 

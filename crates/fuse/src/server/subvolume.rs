@@ -16,11 +16,11 @@ use crate::perm::{self, Caller};
 use crate::proto::NodeId;
 use crate::subvolumes::{
     BY_ID, CREATE, CREATE_V2, DEFAULT, DESTROY, DESTROY_V2, GETFLAGS, INFO, INO_LOOKUP,
-    IOC_FIND_NEW, IOC_SNAPSHOT, IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SETFLAGS,
-    SNAP_CREATE_V2, describe, describe_new,
+    IOC_FIND_NEW, IOC_SNAPSHOT, IOC_SUBVOLS, NAME, NAME_V2, RDONLY, ROOTREF, SET_RECEIVED,
+    SETFLAGS, SNAP_CREATE_V2, describe, describe_new,
 };
 use larder_format::ids::{Generation, ObjectId};
-use larder_fs::InodeId;
+use larder_fs::{InodeId, Received, Timestamp};
 use larder_proc::Status;
 use serde_json::{Value, json};
 
@@ -70,6 +70,7 @@ impl Server {
                 flags.to_ne_bytes().to_vec()
             }
             SETFLAGS => self.set_subvolume_flags(call)?,
+            SET_RECEIVED => self.set_received(call)?,
             DEFAULT => {
                 self.must_be_privileged(call.request)?;
                 let wanted = match call.word(0)? {
@@ -96,6 +97,27 @@ impl Server {
         perm::owns(call.caller(), &self.fs.getattr(call.id)?)?;
         self.fs.set_subvolume_read_only(call.id.subvol, read_only, false)?;
         Ok(Vec::new())
+    }
+
+    /// `struct btrfs_ioctl_received_subvol_args`. The transaction and the time here are the answer.
+    fn set_received(&self, call: &Ioctl<'_>) -> Result<Vec<u8>, Failure> {
+        top(call.id)?;
+        perm::owns(call.caller(), &self.fs.getattr(call.id)?)?;
+        if self.fs.subvolume(call.id.subvol)?.read_only {
+            return Err(Errno(libc::EROFS).into());
+        }
+        let uuid = *call.arg.first_chunk().ok_or(Errno::INVAL)?;
+        let stransid = Generation(call.word(16)?);
+        let nsec = u32::try_from(call.word(40)? & u64::from(u32::MAX)).unwrap_or_default();
+        let stime = Timestamp { sec: call.word(32)?.cast_signed(), nsec };
+        let rtime = Timestamp::now();
+        let received = Received { uuid, stransid, rtransid: Generation(0), stime, rtime };
+        let rtransid = self.fs.set_subvolume_received(call.id.subvol, received)?;
+        let mut out = call.arg.to_vec();
+        out[24..32].copy_from_slice(&rtransid.0.to_ne_bytes());
+        out[48..56].copy_from_slice(&rtime.sec.to_ne_bytes());
+        out[56..60].copy_from_slice(&rtime.nsec.to_ne_bytes());
+        Ok(out)
     }
 
     /// Checks what an ioctl needs, also where the kernel checks everything else.

@@ -1,0 +1,195 @@
+//! Streams that Linux sends, received by the engine: the same trees, shared where they were shared,
+//! and either side goes on with what the other has received.
+//!
+//! `LARDER_SCALE` times as many random walks, each over four generations.
+
+use larder_fs::{ExtentPlace, Filesystem, OpenOptions, SubvolChoice};
+use larder_receive::{ImageDir, Observer, Options, Summary, receive};
+use larder_simtest::ops::Op;
+use larder_simtest::oracle::{
+    Aspects, EngineTree, KernelMount, Need, PathRunner, StdTree, btrfs, btrfs_check,
+    compare_sources, mkfs_btrfs, need, scratch,
+};
+use larder_simtest::workload::random_ops;
+use larder_simtest::world::World;
+use larder_volume::{FileDevice, OpenMode};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
+const SIZE: u64 = 512 << 20;
+
+/// How `btrfs send` is asked.
+const WAYS: [&[&str]; 3] =
+    [&["--proto", "1"], &["--proto", "2"], &["--proto", "2", "--compressed-data"]];
+
+struct Quiet;
+impl Observer for Quiet {}
+
+fn open(image: &Path, subvol: &str) -> Arc<Filesystem> {
+    let device = FileDevice::open(image, OpenMode::Write).expect("open the image");
+    let subvol = SubvolChoice::Path(subvol.as_bytes().to_vec());
+    let options = OpenOptions { commit_interval: None, subvol, ..OpenOptions::default() };
+    Filesystem::open(Arc::new(device), options).expect("open")
+}
+
+fn receive_here(image: &Path, stream: &Path) -> Summary {
+    let fs = open(image, "");
+    let input = BufReader::new(File::open(stream).expect("the stream"));
+    let mut to = ImageDir::new(&fs, fs.root(), (0, 0));
+    let done = receive(input, &mut to, &Options::default(), &mut Quiet);
+    fs.close().expect("close");
+    done.unwrap_or_else(|e| panic!("{}: {e}", stream.display()))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+/// Runs a walk in the directory. What is refused changes nothing.
+fn walk(top: &Path, seed: u64) {
+    let mut runner = PathRunner::new(top);
+    let other = |op: &Op| {
+        matches!(
+            op,
+            Op::Subvolume(_)
+                | Op::Snapshot { .. }
+                | Op::DeleteSubvolume(_)
+                | Op::DefaultSubvolume(_)
+                | Op::Sync
+        )
+    };
+    for op in
+        random_ops(seed, 60, "", &World::empty(0o755, 256)).into_iter().filter(|op| !other(op))
+    {
+        let _ = runner.run(&op);
+    }
+}
+
+/// Makes generations of a random tree, and sends each: the first as a whole, the others against the
+/// one before, which is a source of clones as well.
+fn generations(source: &KernelMount, dir: &Path, seed: u64, way: &[&str]) -> Vec<PathBuf> {
+    let work = source.join(format!("work{seed}"));
+    btrfs(&["subvolume", "create", text(&work)]).expect("a subvolume");
+    std::fs::write(work.join("big"), b"packs well, and more than once. ".repeat(20_000)).unwrap();
+    let mut streams = Vec::new();
+    for n in 0..4u64 {
+        walk(&work, seed * 4 + n);
+        std::fs::write(work.join(format!("gen{n}")), n.to_string().repeat(9000)).unwrap();
+        let name = |n| format!("g{seed}_{n}");
+        let snapshot = source.join(name(n));
+        btrfs(&["subvolume", "snapshot", "-r", text(&work), text(&snapshot)]).expect("a snapshot");
+        let stream = dir.join(name(n));
+        let parent = source.join(name(n.saturating_sub(1)));
+        let mut args = vec!["send", "-q"];
+        args.extend(way);
+        if n > 0 {
+            args.extend(["-p", text(&parent), "-c", text(&parent)]);
+        }
+        args.extend(["-f", text(&stream), text(&snapshot)]);
+        btrfs(&args).expect("btrfs send");
+        streams.push(stream);
+    }
+    streams
+}
+
+fn assert_same(source: &Path, image: &Path, name: &str) {
+    let fs = open(image, name);
+    let differences =
+        compare_sources(&StdTree::new(source), &EngineTree(&fs), Aspects::copy()).expect("compare");
+    assert!(differences.is_empty(), "{name}: {differences:#?}");
+    fs.close().expect("close");
+}
+
+#[test]
+fn generations_from_linux_in_turn_with_linux() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let scale = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1u64);
+    let (from, to) = (dir.path().join("from.img"), dir.path().join("to.img"));
+    mkfs_btrfs(&from, SIZE, &["-q"]).expect("mkfs.btrfs");
+    let source = KernelMount::image(&from, "compress=zstd").expect("mount");
+    for seed in 0..6 * scale {
+        let way = WAYS[usize::try_from(seed).unwrap() % WAYS.len()];
+        mkfs_btrfs(&to, SIZE, &["-q"]).expect("mkfs.btrfs");
+        let streams = generations(&source, dir.path(), seed, way);
+        for (n, stream) in streams.iter().enumerate() {
+            if n == 2 {
+                let mount = KernelMount::image(&to, "").expect("mount what was received");
+                btrfs(&["receive", "-q", "-f", text(stream), text(mount.path())])
+                    .unwrap_or_else(|e| panic!("Linux goes on, seed {seed}: {e:#}"));
+                mount.unmount_clean().expect("unmount");
+            } else {
+                receive_here(&to, stream);
+            }
+            let name = format!("g{seed}_{n}");
+            assert_same(&source.join(&name), &to, &name);
+            std::fs::remove_file(stream).unwrap();
+        }
+        btrfs_check(&to, true).assert_clean(&format!("seed {seed}, {way:?}"));
+        std::fs::remove_file(&to).unwrap();
+    }
+    source.unmount_clean().expect("unmount");
+}
+
+/// The places of a file's extents: address, bytes there, compressed.
+fn places(fs: &Filesystem, name: &str) -> Vec<(u64, u64, bool)> {
+    let id = fs.lookup(fs.root(), name.as_bytes()).expect("the file").id;
+    let mut out = Vec::new();
+    fs.map_extents(id, 0, &mut |e| {
+        if let ExtentPlace::Device { at, len, compressed, .. } = e.place {
+            out.push((at.0, len, compressed));
+        }
+        true
+    })
+    .expect("map");
+    out
+}
+
+#[test]
+fn packed_extents_arrive_as_they_are_and_clones_share() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    for method in ["zstd", "zlib", "lzo"] {
+        let (from, to) = (dir.path().join("from.img"), dir.path().join("to.img"));
+        mkfs_btrfs(&from, SIZE, &["-q"]).expect("mkfs.btrfs");
+        mkfs_btrfs(&to, SIZE, &["-q"]).expect("mkfs.btrfs");
+        let source = KernelMount::image(&from, &format!("compress={method}")).expect("mount");
+        let work = source.join("work");
+        btrfs(&["subvolume", "create", text(&work)]).expect("a subvolume");
+        let bytes: Vec<u8> = (0..1_000_000u32).flat_map(|n| (n / 50).to_le_bytes()).collect();
+        std::fs::write(work.join("file"), &bytes[..3_999_999]).unwrap();
+        std::fs::write(work.join("tiny"), "tiny ".repeat(200)).unwrap();
+        source.sync().unwrap();
+        let copied = std::process::Command::new("cp")
+            .args(["--reflink=always", text(&work.join("file")), text(&work.join("clone"))])
+            .status();
+        assert!(copied.unwrap().success());
+        let (snapshot, stream) = (source.join("snap"), dir.path().join("stream"));
+        btrfs(&["subvolume", "snapshot", "-r", text(&work), text(&snapshot)]).expect("a snapshot");
+        let args = ["send", "-q", "--proto", "2", "--compressed-data", "-f"];
+        btrfs(&[&args[..], &[text(&stream), text(&snapshot)]].concat()).expect("btrfs send");
+        receive_here(&to, &stream);
+        assert_same(&snapshot, &to, "snap");
+        let theirs = source.unmount_clean().map(|()| open(&from, "snap")).expect("unmount");
+        let here = open(&to, "snap");
+        let sizes = |fs: &Filesystem| -> Vec<(u64, bool)> {
+            places(fs, "file").into_iter().map(|(_, len, packed)| (len, packed)).collect()
+        };
+        assert_eq!(sizes(&here), sizes(&theirs), "{method}: extents are stored as they were");
+        assert!(sizes(&here).iter().all(|(_, packed)| *packed), "{method}");
+        assert_eq!(places(&here, "file"), places(&here, "clone"), "{method}: the clone shares");
+        here.close().expect("close");
+        theirs.close().expect("close");
+        btrfs_check(&to, true).assert_clean(method);
+        for image in [&from, &to, &stream] {
+            std::fs::remove_file(image).unwrap();
+        }
+    }
+}
