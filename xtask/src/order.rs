@@ -12,6 +12,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("proc", &[]),
     ("volume", &["format", "proc"]),
     ("codec", &["format"]),
+    ("stream", &["format"]),
     ("restore", &["format", "volume", "codec"]),
     ("check", &["format", "volume", "codec"]),
     ("fs", &["format", "volume", "codec"]),
@@ -77,6 +78,19 @@ pub(crate) const HOUSES: &[House] = &[
         rooms: Upwards(&["aligned", "os", "batch", "passing", "direct"]),
     },
     House { folder: "crates/codec/src", rooms: Upwards(&["lzo_pack", "lzo", "pack", "sample"]) },
+    House {
+        folder: "crates/stream/src",
+        rooms: Upwards(&[
+            "wire",
+            "value",
+            "attribute",
+            "error",
+            "attributes",
+            "command",
+            "reader",
+            "writer",
+        ]),
+    },
     House { folder: "crates/proc/src", rooms: Apart },
     House {
         folder: "crates/restore/src",
