@@ -245,7 +245,7 @@ impl<W: Write> TarWriter<W> {
             let as_text = acl.filter(|_| self.style == Style::Archive).zip(acl::text(value));
             match as_text {
                 Some((key, text)) => records.add(key.as_bytes(), text.as_bytes()),
-                None => records.add(&[b"SCHILY.xattr.", &name[..]].concat(), value),
+                None => records.add(&[b"SCHILY.xattr.", &escaped(name)[..]].concat(), value),
             }
         }
     }
@@ -260,6 +260,22 @@ impl<W: Write> TarWriter<W> {
         }
         self.out.write_all(&header.finished())
     }
+}
+
+/// The name of an attribute as a part of a keyword, which ends at the first `=`. GNU tar writes and
+/// reads `%3D`, and `%25` for what would be taken for one of the two. Any other `%` is itself.
+fn escaped(name: &[u8]) -> Vec<u8> {
+    let mut escaped = Vec::with_capacity(name.len());
+    for (at, byte) in name.iter().enumerate() {
+        match byte {
+            b'=' => escaped.extend(b"%3D"),
+            b'%' if name[at..].starts_with(b"%3D") || name[at..].starts_with(b"%25") => {
+                escaped.extend(b"%25");
+            }
+            byte => escaped.push(*byte),
+        }
+    }
+    escaped
 }
 
 /// What fills the last block of so many bytes.
@@ -501,6 +517,18 @@ mod tests {
             let text = String::from_utf8(records.0).unwrap();
             let (said, _) = text.split_once(' ').unwrap();
             assert_eq!(said.parse::<usize>().unwrap(), text.len());
+        }
+    }
+
+    #[test]
+    fn names_of_attributes_are_escaped_where_they_must() {
+        for (name, expected) in [
+            (&b"user.a"[..], &b"user.a"[..]),
+            (b"user.a=b", b"user.a%3Db"),
+            (b"user.100%", b"user.100%"),
+            (b"user.%3D%25%3", b"user.%253D%2525%3"),
+        ] {
+            assert_eq!(escaped(name), expected);
         }
     }
 

@@ -16,6 +16,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+/// The longest pattern: as long as the longest path.
+const LONGEST_PATTERN: usize = 4096;
+
 /// What is done with sources, and with how much memory and space.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -80,6 +83,11 @@ impl Pattern {
         let trimmed = trimmed.trim_start_matches('/');
         if trimmed.is_empty() {
             return Err(wrong("the pattern means the root, which cannot be meant".to_owned()));
+        }
+        // The library would panic where the pattern becomes too large a machine.
+        if trimmed.len() > LONGEST_PATTERN {
+            let what = format!("a pattern of {} bytes; at most {LONGEST_PATTERN}", trimmed.len());
+            return Err(Error::argument(&text.as_bytes()[..100], what));
         }
         let glob = GlobBuilder::new(trimmed)
             .literal_separator(true)
@@ -380,6 +388,18 @@ mod tests {
         }
         for wrong in ["", "/", "[a"] {
             assert!(Pattern::new(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_is_too_large_is_refused() {
+        for part in ["[!a]", "?", "{a,b}", "{?,[b-y]*}", "*", "**/", "a"] {
+            let text = part.repeat((128 << 10) / part.len() - 1) + "x";
+            let error = Pattern::new(&text).expect_err(part).to_string();
+            assert!(error.len() < 1000 && error.contains("at most 4096"), "{error}");
+            let most = &text[text.len() % part.len()..][..4096 / part.len() * part.len()];
+            // It may be a pattern or not, and is no harm.
+            let _ = Pattern::new(most);
         }
     }
 

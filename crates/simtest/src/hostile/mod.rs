@@ -12,7 +12,8 @@
 //!   ([`changes`]) — under [`limits`];
 //! - [`tools`]: checking such an image, and restoring what is left of it; [`printers`]: printing
 //!   what it holds;
-//! - [`requests`]: messages to a mount that no kernel would send.
+//! - [`requests`]: messages to a mount that no kernel would send;
+//! - [`sources`]: what an image is built of — archives, container images, manifests.
 
 pub mod changes;
 pub mod choices;
@@ -25,6 +26,7 @@ pub mod mutate;
 pub mod printers;
 pub mod requests;
 pub mod seeds;
+pub mod sources;
 pub mod survey;
 pub mod tools;
 
@@ -32,7 +34,7 @@ pub mod tools;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target but `printers`, which needs the command besides.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 14] = [
     ("superblock", formats::superblock),
     ("sys_chunks", formats::sys_chunks),
     ("node", formats::node),
@@ -42,6 +44,11 @@ pub const TARGETS: [Target; 9] = [
     ("check", check),
     ("restore", restore),
     ("requests", messages),
+    ("tar", sources::archive),
+    ("container", sources::container),
+    ("manifest", sources::manifest),
+    ("source_words", sources::words),
+    ("built_image", sources::image),
 ];
 
 /// Mounts, reads and writes the image that the input makes of a seed.

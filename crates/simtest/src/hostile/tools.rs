@@ -23,7 +23,7 @@ const READS: u64 = 400_000;
 const NODES: usize = 64 << 20;
 
 /// One call of a tool under the limits: `room` bytes of memory beyond [`HEAP`].
-fn ask<T>(what: &'static str, room: usize, request: impl FnOnce() -> T) -> T {
+pub(super) fn ask<T>(what: &'static str, room: usize, request: impl FnOnce() -> T) -> T {
     let base = limits::live();
     limits::reset_peak();
     let answer = limits::timed(what, request);

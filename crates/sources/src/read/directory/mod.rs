@@ -183,7 +183,9 @@ impl<'a> FileKey<'a> {
 
 /// The locator's key for one file, by its path from a directory.
 pub(crate) fn key_of(root: &Path, path: &Path) -> io::Result<(u64, Vec<u8>)> {
-    let file = File::open(root.join(path))?;
+    // A pipe must not stop us.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(root.join(path), flags, Mode::empty())?);
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }

@@ -225,6 +225,13 @@ fn number<T: std::str::FromStr>(key: &[u8], text: &[u8]) -> Result<T, String> {
     number.ok_or_else(|| format!("{}={} is no number", shown(key), shown(text)))
 }
 
+/// A user or a group. The highest number means "none" to Linux.
+fn id(key: &[u8], text: &[u8]) -> Result<u32, String> {
+    let id = number(key, text)?;
+    let nobody = || format!("{}={id} is nobody", shown(key));
+    if id == u32::MAX { Err(nobody()) } else { Ok(id) }
+}
+
 fn mode(text: &[u8]) -> Result<Vec<Change>, String> {
     let text = str::from_utf8(text).map_err(|_| "a mode that is not text".to_owned())?;
     rules::parse_mode(text).map_err(str::to_owned)

@@ -7,8 +7,9 @@
 //! it is made. Directories, links and devices are made where they are missing. Digests and sizes
 //! are not compared: what is built is what the sources have.
 
-use super::{Description, What, Word, file, inode_flags, mode, number, path, target};
+use super::{Description, What, Word, file, id, inode_flags, mode, path, target};
 use crate::change::Change;
+use crate::entry;
 use crate::error::shown;
 use crate::overlay::Expected;
 use crate::{Kind, Time, TreePath};
@@ -40,6 +41,9 @@ const IGNORED: [&str; 22] = [
     "uname",
 ];
 
+/// The longest keyword and value of `/set`: a path or the target of a link fits.
+const LONGEST_DEFAULT: usize = super::super::LONGEST_PATH + 64;
+
 type Keywords = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Where the reader stands.
@@ -54,7 +58,16 @@ impl State {
     pub(super) fn take(&mut self, line: &[Word]) -> Result<Option<Description>, String> {
         let (first, rest) = line.split_first().expect("a line has words");
         match &first.text[..] {
-            b"/set" => self.defaults.extend(rest.iter().map(keyword)),
+            b"/set" => {
+                for word in rest {
+                    let (key, value) = keyword(word);
+                    // Each line that follows has them all.
+                    if word.text.len() > LONGEST_DEFAULT {
+                        return Err(format!("{}= has {} bytes", shown(&key), value.len()));
+                    }
+                    self.defaults.insert(key, value);
+                }
+            }
             b"/unset" => {
                 for word in rest {
                     match &word.text[..] {
@@ -137,9 +150,7 @@ fn device_numbers(text: &[u8]) -> Option<(u32, u32)> {
         None => text.parse().ok(),
     };
     match parts[..] {
-        ["native" | "linux", major, minor] => {
-            Some((number(major)?.try_into().ok()?, number(minor)?.try_into().ok()?))
-        }
+        ["native" | "linux", major, minor] => entry::device_numbers(number(major)?, number(minor)?),
         [one] => {
             let n = u32::try_from(number(one)?).ok()?;
             Some(((n >> 8) & 0xfff, (n & 0xff) | ((n >> 12) & 0xf_ff00)))
@@ -152,8 +163,8 @@ fn changes(keywords: &Keywords) -> Result<Vec<Change>, String> {
     let mut changes = Vec::new();
     for (key, value) in keywords {
         match &key[..] {
-            b"uid" => changes.push(Change::Uid(number(key, value)?)),
-            b"gid" => changes.push(Change::Gid(number(key, value)?)),
+            b"uid" => changes.push(Change::Uid(id(key, value)?)),
+            b"gid" => changes.push(Change::Gid(id(key, value)?)),
             b"mode" => changes.extend(mode(value)?),
             b"time" => changes.push(Change::Modified(time(value)?)),
             b"flags" => changes.push(inode_flags(value)?),

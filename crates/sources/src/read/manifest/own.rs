@@ -15,9 +15,10 @@
 //! (`nocow`), and `noxattr=NAME` removes an attribute. `contents` begins at the manifest's
 //! directory.
 
-use super::{Description, What, Word, file, inode_flags, mode, number, path, target};
+use super::{Description, What, Word, file, id, inode_flags, mode, path, target};
 use crate::Kind;
 use crate::change::Change;
+use crate::entry::device_numbers;
 use crate::error::shown;
 use crate::overlay::Expected;
 use crate::rules::{check_xattr_name, decimal_time};
@@ -48,8 +49,8 @@ struct Said {
 impl Said {
     fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
         match key {
-            b"uid" => self.changes.push(Change::Uid(number(key, value)?)),
-            b"gid" => self.changes.push(Change::Gid(number(key, value)?)),
+            b"uid" => self.changes.push(Change::Uid(id(key, value)?)),
+            b"gid" => self.changes.push(Change::Gid(id(key, value)?)),
             b"mode" => self.changes.extend(mode(value)?),
             b"flags" => self.changes.push(inode_flags(value)?),
             b"mtime" => {
@@ -113,7 +114,7 @@ impl Said {
 fn device(text: &[u8]) -> Result<(u32, u32), String> {
     let numbers = str::from_utf8(text).ok().and_then(|text| {
         let (major, minor) = text.split_once([':', ','])?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
+        device_numbers(major.parse().ok()?, minor.parse().ok()?)
     });
-    numbers.ok_or_else(|| format!("device={} is not MAJOR:MINOR", shown(text)))
+    numbers.ok_or_else(|| format!("device={} is not MAJOR:MINOR, up to 4095:1048575", shown(text)))
 }

@@ -226,3 +226,47 @@ proptest! {
         drop(built(if mtree { "mtree" } else { "manifest" }, &text.join("\n")));
     }
 }
+
+#[test]
+fn nobody_owns_nothing_and_devices_are_those_of_linux() {
+    for (prefix, line, expected) in [
+        ("manifest", "fifo /p uid=4294967295", "uid=4294967295"),
+        ("manifest", "dir /d gid=4294967295", "gid=4294967295"),
+        ("manifest", "char /c device=4096:0", "device=4096:0"),
+        ("manifest", "block /b device=0:1048576", "device=0:1048576"),
+        ("mtree", "x type=fifo uid=4294967295", "uid=4294967295"),
+        ("mtree", "x type=char device=native,4096,0", "device=native,4096,0"),
+    ] {
+        let error = refusal(prefix, line);
+        assert!(error.contains(expected), "{error}: {expected} was expected");
+    }
+}
+
+#[test]
+fn a_pipe_has_no_contents_and_is_not_waited_for() {
+    let scratch = tempfile::tempdir().unwrap();
+    let pipe = scratch.path().join("pipe");
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+    let manifest = scratch.path().join("manifest");
+    fs::write(&manifest, "file /x contents=pipe").unwrap();
+    let (answer, answered) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let mut given = OsString::from("manifest:");
+        given.push(&manifest);
+        let spec = SourceSpec::parse(&given).unwrap();
+        answer.send(Sources::gather(&[spec], &Options::default()).map(drop)).unwrap();
+    });
+    let gathered = answered.recv_timeout(std::time::Duration::from_secs(60));
+    // Opened for both, a pipe lets everybody go on that waits for the other end.
+    let _release = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    thread.join().unwrap();
+    let error = gathered.expect("an answer").expect_err("a pipe").to_string();
+    assert!(error.contains("not a regular file"), "{error}");
+}
+
+#[test]
+fn defaults_of_mtree_are_short() {
+    let error = refusal("mtree", &format!("/set md5={}\na\n", "0".repeat(5000)));
+    assert!(error.contains("line 1: md5= has 5000 bytes"), "{error}");
+}

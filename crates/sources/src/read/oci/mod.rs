@@ -28,6 +28,8 @@ use std::path::{Path, PathBuf};
 const MOST_JSON: u64 = 16 << 20;
 /// An index may name an index; so many times.
 const MOST_INDEXES: usize = 4;
+/// Layers of one image. Docker makes 127 at most, and Linux lays 500 over each other.
+const MOST_LAYERS: usize = 500;
 /// Links from file to file in an archive.
 const MOST_LINKS: usize = 8;
 /// The annotation that has a manifest's name.
@@ -98,7 +100,7 @@ pub(crate) fn open_docker_archive(
         let what = format!("it has {has} layers, and its configuration has {states}");
         return Err(Error::damaged(files.name(), what));
     }
-    let mut layers = Unpacker::new(&files);
+    let mut layers = Unpacker::new(&files, image.layers.len())?;
     for (path, digest) in image.layers.iter().zip(&digests) {
         let expected = parse_digest(files.name(), digest)?;
         layers.add(&expected, |name| {
@@ -124,7 +126,7 @@ fn layers_of_layout(files: &Files, reference: &str, options: &Options) -> Result
             continue;
         }
         let manifest: Manifest = from_json(&text, blob.name())?;
-        let mut layers = Unpacker::new(files);
+        let mut layers = Unpacker::new(files, manifest.layers.len())?;
         for layer in &manifest.layers {
             if !layer.media_type.contains("tar") || layer.media_type.contains("encrypted") {
                 let what = format!("a layer of the type {:?}", layer.media_type);
@@ -146,9 +148,14 @@ struct Unpacker<'a> {
 }
 
 impl<'a> Unpacker<'a> {
-    fn new(files: &'a Files) -> Self {
+    /// For so many layers. The same one may be named often, and takes its time each time.
+    fn new(files: &'a Files, count: usize) -> Result<Self> {
+        if count > MOST_LAYERS {
+            let what = format!("an image of {count} layers, more than {MOST_LAYERS}");
+            return Err(Error::damaged(files.name(), what));
+        }
         let layers = Layers { layers: Vec::new(), stores: Vec::new() };
-        Self { files, known: HashMap::new(), layers }
+        Ok(Self { files, known: HashMap::new(), layers })
     }
 
     fn add(

@@ -408,3 +408,16 @@ fn whiteouts_of_nothing_and_with_contents_are_refused() {
         super::tar::read(&mut collector, &bytes, number, Whiteouts::Names).unwrap();
     }
 }
+
+#[test]
+fn an_image_has_no_more_layers_than_anybody_makes() {
+    let dir = tempfile::tempdir().unwrap();
+    let layer = layer_tar(&vec![("a".to_owned(), "x".to_owned())]);
+    for (count, sound) in [(500, true), (501, false)] {
+        // The same layer again and again takes no room in an archive.
+        Layout::of(&vec![layer.clone(); count]).write(dir.path());
+        let error = gather("oci", dir.path(), "").map(drop).map_err(|e| e.to_string());
+        assert_eq!(error.is_ok(), sound, "{error:?}");
+        assert!(sound || error.unwrap_err().contains("501 layers"));
+    }
+}

@@ -10,7 +10,7 @@
 //! (1.0).
 
 use super::header::{BLOCK, Header, Piece, more_pieces, until_nul};
-use super::pax::{self, Extended, Said};
+use super::pax::{self, Extended, Global, MOST_GLOBAL, Said};
 use crate::error::{Error, Result, shown};
 use crate::read::bytes::{Bytes, Segment};
 use std::ops::Range;
@@ -46,7 +46,7 @@ pub(crate) struct Member {
 pub(crate) struct Members<'a> {
     bytes: &'a Bytes,
     at: u64,
-    global: Extended,
+    global: Global,
     window: Vec<u8>,
     window_at: u64,
 }
@@ -62,7 +62,7 @@ struct Before {
 impl<'a> Members<'a> {
     /// The members from the one that begins at `at`.
     pub(crate) fn from(bytes: &'a Bytes, at: u64) -> Self {
-        let global = Extended::default();
+        let global = Global::default();
         Self { bytes, at, global, window: Vec::new(), window_at: 0 }
     }
 
@@ -88,7 +88,10 @@ impl<'a> Members<'a> {
                     if said.iter().any(|(keyword, _)| is_of_one(keyword)) {
                         return Err(self.damaged("a header for all members has the size of one"));
                     }
-                    self.global.add_global(said);
+                    if !self.global.add(said) {
+                        let what = "headers for all members with more than";
+                        return Err(self.damaged(format!("{what} {MOST_GLOBAL} bytes")));
+                    }
                 }
                 // The label of a volume is no file.
                 b'V' => self.skip(&header)?,
@@ -193,7 +196,7 @@ impl<'a> Members<'a> {
     }
 
     fn member(&mut self, begins: u64, header: Header, before: Before) -> Result<Member> {
-        let extended = Extended { global: self.global.global.clone(), local: before.local };
+        let extended = Extended { global: self.global.clone(), local: before.local };
         let name = match (extended.get(b"GNU.sparse.name"), extended.get(b"path")) {
             (Some(name), _) | (None, Some(name)) => name.to_vec(),
             (None, None) => before.name.unwrap_or_else(|| header.name()),

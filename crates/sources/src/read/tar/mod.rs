@@ -16,6 +16,7 @@ mod tests;
 
 use super::bytes::{Bytes, Mapped};
 use super::{LONGEST_PATH, LONGEST_TARGET, Store};
+use crate::entry::device_numbers;
 use crate::error::{Error, Result};
 use crate::overlay::{Collector, Node};
 use crate::{Attributes, Contents, Kind, Locator, SourceNumber, Time, TreePath, acl, flags};
@@ -233,7 +234,8 @@ impl Reading<'_> {
 
     fn device(&self) -> Result<(u32, u32)> {
         let numbers = self.member.header.device();
-        let numbers = numbers.and_then(|(a, b)| Some((a.try_into().ok()?, b.try_into().ok()?)));
+        let numbers =
+            numbers.and_then(|(a, b)| device_numbers(a.try_into().ok()?, b.try_into().ok()?));
         numbers.ok_or_else(|| self.refused("a device without valid numbers"))
     }
 

@@ -7,6 +7,8 @@
 
 use crate::Time;
 use crate::rules::decimal_time;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A keyword and its value.
 pub(crate) type Said = (Vec<u8>, Vec<u8>);
@@ -28,22 +30,45 @@ pub(crate) fn parse(mut text: &[u8]) -> Option<Vec<Said>> {
     Some(said)
 }
 
+/// Bytes that may be said of all members. Each member is read with all of them, so they take
+/// memory and time once more for each.
+pub(crate) const MOST_GLOBAL: usize = 64 << 10;
+
+/// What is said of all members that follow, by keyword.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Global {
+    said: Arc<BTreeMap<Vec<u8>, Vec<u8>>>,
+    bytes: usize,
+}
+
+impl Global {
+    /// Takes in one more header. False if that is more than [`MOST_GLOBAL`] bytes.
+    #[must_use]
+    pub(crate) fn add(&mut self, said: Vec<Said>) -> bool {
+        let all = Arc::make_mut(&mut self.said);
+        for (keyword, value) in said {
+            let len = keyword.len();
+            self.bytes += len + value.len();
+            if let Some(before) = all.insert(keyword, value) {
+                self.bytes -= len + before.len();
+            }
+        }
+        self.bytes <= MOST_GLOBAL
+    }
+}
+
 /// What is said of a member.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extended {
-    pub(crate) global: Vec<Said>,
+    pub(crate) global: Global,
     pub(crate) local: Vec<Said>,
 }
 
 impl Extended {
     /// The value of a keyword.
     pub(crate) fn get(&self, keyword: &[u8]) -> Option<&[u8]> {
-        let last = |said: &'_ [Said]| said.iter().rposition(|(k, _)| k == keyword);
-        let value = match (last(&self.local), last(&self.global)) {
-            (Some(at), _) => &self.local[at].1,
-            (None, Some(at)) => &self.global[at].1,
-            (None, None) => return None,
-        };
+        let local = self.local.iter().rfind(|(k, _)| k == keyword).map(|(_, value)| value);
+        let value = local.or_else(|| self.global.said.get(keyword))?;
         (!value.is_empty()).then_some(value)
     }
 
@@ -63,21 +88,14 @@ impl Extended {
     /// Keywords that begin with `prefix`, without it, and their values: each once, sorted. Empty
     /// values are values here, as extended attributes may be empty.
     pub(crate) fn with_prefix(&self, prefix: &[u8]) -> Vec<Said> {
-        let mut found = std::collections::BTreeMap::new();
-        for (keyword, value) in self.global.iter().chain(&self.local) {
+        let mut found = BTreeMap::new();
+        let local = self.local.iter().map(|(keyword, value)| (keyword, value));
+        for (keyword, value) in self.global.said.iter().chain(local) {
             if let Some(rest) = keyword.strip_prefix(prefix) {
                 found.insert(rest.to_vec(), value.clone());
             }
         }
         found.into_iter().collect()
-    }
-
-    /// Takes in one more global header.
-    pub(crate) fn add_global(&mut self, said: Vec<Said>) {
-        for (keyword, value) in said {
-            self.global.retain(|(k, _)| *k != keyword);
-            self.global.push((keyword, value));
-        }
     }
 }
 
@@ -117,7 +135,7 @@ mod tests {
     #[test]
     fn local_records_lie_over_global_ones() {
         let mut extended = Extended::default();
-        extended.add_global(parse(b"8 uid=1\n8 gid=2\n").unwrap());
+        assert!(extended.global.add(parse(b"8 uid=1\n8 gid=2\n").unwrap()));
         extended.local = parse(b"8 uid=3\n7 gid=\n").unwrap();
         assert_eq!(extended.number(b"uid"), Ok(Some(3)));
         assert_eq!(extended.number(b"gid"), Ok(None));

@@ -573,3 +573,35 @@ fn compressed_archives_and_pipes_are_read() {
     });
     assert_eq!(SourceSpec::parse(OsStr::new("-")).unwrap().sort, Sort::StandardInput);
 }
+
+#[test]
+fn devices_are_those_of_linux() {
+    for (major, minor, sound) in
+        [(4095u32, 1_048_575u32, true), (4096, 0, false), (0, 1 << 20, false)]
+    {
+        let mut device = member(b"dev", b'3', b"", 0, b"");
+        device[329..336].copy_from_slice(format!("{major:07o}").as_bytes());
+        device[337..344].copy_from_slice(format!("{minor:07o}").as_bytes());
+        sum(&mut device[..512]);
+        let read = read(&[&device[..], &END].concat());
+        assert_eq!(read.is_ok(), sound, "{major}:{minor}");
+    }
+}
+
+#[test]
+fn what_is_said_of_all_members_is_bounded() {
+    let header = |n: usize| {
+        let records: Vec<_> = (0..200).map(|k| format!("comment.{n}.{k}")).collect();
+        let mut header = Vec::new();
+        for keyword in &records {
+            let rest = keyword.len() + 3 + 100;
+            header.extend(format!("{} {keyword}={}\n", rest + 3, "v".repeat(100)).as_bytes());
+        }
+        member(b"g", b'g', b"", header.len() as u64, &header)
+    };
+    let few = [header(1), header(1), header(2), file("x", b""), END.to_vec()].concat();
+    assert_eq!(tree(&read(&few).unwrap()).len(), 2);
+    let many: Vec<_> = (0..4).map(header).collect();
+    let error = refusal(&many);
+    assert!(error.contains("headers for all members with more than 65536 bytes"), "{error}");
+}

@@ -1,0 +1,9 @@
+//! An image that is built of an archive and a manifest.
+#![no_main]
+
+use larder_simtest::hostile::{limits::CountingAllocator, sources};
+
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sources::image(input));

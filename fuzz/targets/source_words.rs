@@ -1,0 +1,9 @@
+//! Words of the command line that name sources.
+#![no_main]
+
+use larder_simtest::hostile::{limits::CountingAllocator, sources};
+
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sources::words(input));
