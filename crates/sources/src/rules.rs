@@ -32,7 +32,7 @@ pub struct Options {
     pub modified: Option<Time>,
     /// No time is later than this (`SOURCE_DATE_EPOCH`).
     pub latest: Option<Time>,
-    /// Ends the streaming of entries early.
+    /// Ends the streaming of entries early, and the reading of an image.
     pub stop: Stop,
     /// The most bytes that one archive may have when it is unpacked.
     pub most_unpacked: u64,
