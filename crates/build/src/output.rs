@@ -242,7 +242,7 @@ impl Sink {
         while at < end {
             go_on(progress)?;
             // A file system that knows no such request is flushed as a whole.
-            if !written_out(file, at, GATHERED) {
+            if !written_out(file, at..at + GATHERED) {
                 break;
             }
             at += GATHERED;
@@ -276,8 +276,9 @@ impl Sink {
 
 /// Writes a piece of a file that is in the page cache, and waits for that. What failed, the flush
 /// that follows reports as well.
-fn written_out(file: &File, at: u64, len: u64) -> bool {
-    let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len)) else { return false };
+fn written_out(file: &File, piece: Range<u64>) -> bool {
+    let (at, len) = (i64::try_from(piece.start), i64::try_from(piece.end - piece.start));
+    let (Ok(at), Ok(len)) = (at, len) else { return false };
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;

@@ -30,7 +30,7 @@ pub trait Progress: Sync {
     fn bytes(&self, more: u64) {
         let _ = more;
     }
-    /// Is the build to stop? Then it ends with [`crate::Error::Interrupted`], within about a second.
+    /// Is the build to stop? Then it ends with [`crate::Error::Interrupted`] within about a second.
     /// It is asked often, and by several threads.
     fn cancelled(&self) -> bool {
         false

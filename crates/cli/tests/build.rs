@@ -189,6 +189,37 @@ fn subvolumes_and_layers_are_subvolumes() {
 }
 
 #[test]
+fn a_shrunk_image_is_full_until_it_grows() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    let tree = tree(dir.path(), false);
+    let run = larder(args!["build", "--shrink", "--subvol", "new/deep", path("full.img"), &tree]);
+    let summary = run.ok().text();
+    assert!(summary.contains("resize max") && summary.contains("--free SIZE"), "{summary}");
+    larder(args!["ls", inside(&path("full.img"), "/new/deep")]).ok();
+    let roomy = larder(args!["build", "--free", "64M", path("roomy.img"), &tree]).ok().text();
+    assert!(!roomy.contains("resize"), "{roomy}");
+    if !need(&[Need::KernelBtrfs, Need::BtrfsProgs]) {
+        return;
+    }
+    let write = |image: &Path, grow: bool| {
+        let mount = KernelMount::image(image, "").unwrap();
+        if grow {
+            let mounted = mount.path().to_str().unwrap();
+            larder_simtest::oracle::btrfs(&["filesystem", "resize", "max", mounted]).unwrap();
+        }
+        let written = std::fs::write(mount.join("written"), vec![1; 1 << 20]);
+        mount.unmount_clean().unwrap();
+        written.is_ok()
+    };
+    assert!(!write(&path("full.img"), false), "it is full");
+    let file = File::options().write(true).open(path("full.img")).unwrap();
+    file.set_len(file.metadata().unwrap().len() + (256 << 20)).unwrap();
+    assert!(write(&path("full.img"), true) && write(&path("roomy.img"), false));
+    sound(&path("full.img"));
+}
+
+#[test]
 fn an_update_moves_what_differs_and_keeps_what_was_before() {
     if !need(&[Need::KernelBtrfs, Need::BtrfsProgs]) {
         return;

@@ -39,7 +39,7 @@ pub struct Options {
     /// Device and inode of the image: a directory that is a source may hold it, and it is no part
     /// of what it holds.
     pub image: Option<(u64, u64)>,
-    /// Ends the streaming of entries early.
+    /// Ends the streaming of entries early, and the reading of an image.
     pub stop: Stop,
     /// The most bytes that one archive may have when it is unpacked.
     pub most_unpacked: u64,

@@ -26,8 +26,8 @@ pub type Record = (Vec<u8>, Vec<u8>);
 const HEAD: usize = 8;
 /// What a record in memory costs beside its bytes: its head, and where it begins.
 const OVERHEAD: usize = HEAD + size_of::<usize>();
-/// More than this is never sorted at once, whatever the budget: it takes about a second, and nothing
-/// can end it meanwhile.
+/// More than this is never sorted at once, whatever the budget: it takes about a second, and
+/// nothing can end it meanwhile.
 const MOST_IN_MEMORY: usize = 256 << 20;
 /// A run is read in pieces of about this size, if the budget allows.
 const PIECE: usize = 64 << 10;

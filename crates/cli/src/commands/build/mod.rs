@@ -73,10 +73,12 @@ pub(crate) struct Args {
     /// Size of the image: a number of bytes, or auto for a tenth more than is needed
     #[arg(long, value_name = "SIZE|auto", conflicts_with_all = ["free", "shrink"])]
     size: Option<String>,
-    /// Leave so many bytes free
+    /// Leave so many bytes free, and make the image no larger than that
     #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "shrink")]
     free: Option<u64>,
-    /// Make the image as small as it gets
+    /// Make the image as small as it gets. It is full then: Linux mounts it, and has to let it grow
+    /// before it can write (`truncate -s +SIZE IMAGE`, mount, `btrfs filesystem resize max DIR`).
+    /// --free keeps room instead
     #[arg(long)]
     shrink: bool,
     /// Unit of the size, with --shrink
@@ -218,7 +220,7 @@ fn make(
     if args.json {
         summary::json(&report)
     } else {
-        summary::show(&args.image, &report, bar.elapsed())
+        summary::show(&args.image, &report, bar.elapsed(), args.shrink)
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 const ROWS: usize = 8;
 
 /// The summary for people.
-pub(super) fn show(image: &Path, r: &Report, time: Duration) -> anyhow::Result<()> {
+pub(super) fn show(image: &Path, r: &Report, time: Duration, is_full: bool) -> anyhow::Result<()> {
     let mut out = String::new();
     let inodes = &r.inodes;
     let all = inodes.files + inodes.directories + inodes.symlinks + inodes.devices + inodes.others;
@@ -23,6 +23,14 @@ pub(super) fn show(image: &Path, r: &Report, time: Duration) -> anyhow::Result<(
     let _ = writeln!(out, "Image:     {}", print::path(image));
     let _ = writeln!(out, "UUID:      {}", print::uuid(r.uuid));
     let _ = writeln!(out, "Size:      {}", size::human(r.size));
+    if is_full {
+        let _ = writeln!(
+            out,
+            "           It is full. To write to it, let it grow: `truncate -s +SIZE` the file, \
+             mount it on\n           Linux, `btrfs filesystem resize max` the mount. --free SIZE \
+             keeps room instead."
+        );
+    }
     let _ = writeln!(
         out,
         "Holds:     {} names, {all} inodes ({} files), {} in {:.1} s, {rate}/s",

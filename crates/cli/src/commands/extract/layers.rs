@@ -1,7 +1,7 @@
 //! Container images with a layer for each of several subvolumes.
 //!
-//! Which subvolumes those are is either said, or follows from the image: a snapshot knows of what it
-//! is one. A writable one at the end of such a chain, as `larder build --layers` makes it,
+//! Which subvolumes those are is either said, or follows from the image: a snapshot knows of what
+//! it is one. A writable one at the end of such a chain, as `larder build --layers` makes it,
 //! becomes a layer only if it was changed since. `larder-archive` compares each subvolume with the
 //! one below, and this module brings both to it.
 
@@ -17,7 +17,7 @@ use larder_archive::{
 };
 use larder_format::ObjectId;
 use larder_fs::{SubvolChoice, SubvolInfo};
-use larder_sources::{Options, Sources};
+use larder_sources::{Options, Sources, Stop};
 use serde_json::{Value, json};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -119,18 +119,21 @@ fn layers(
         }
         !interrupt.is_asked()
     };
-    let options = Options::default();
+    let stop = interrupt.clone();
+    let options = Options { stop: Stop::when(move || stop.is_asked()), ..Options::default() };
     let around = Surroundings { memory: MEMORY, temporary: &options.temporary, goes_on: &goes_on };
     let (mut extracted, mut layers) = (Extracted::default(), Vec::new());
     let mut below: Option<Sources> = None;
     for one in chosen {
-        let sources = sources(job, one, &options)?;
-        let made = layer(below.as_ref(), &sources, one, layout, how, &around);
-        let made = made.map_err(|e| match interrupt.check() {
+        let made = sources(job, one, &options).and_then(|sources| {
+            let made = layer(below.as_ref(), &sources, one, layout, how, &around)?;
+            Ok((made, sources))
+        });
+        let (made, sources) = made.map_err(|e| match interrupt.check() {
             Err(interrupted) => interrupted.into(),
             Ok(()) => e.context(format!("{}: {}", job.shown, one.path)),
-        });
-        if let Some((layer, counts)) = made? {
+        })?;
+        if let Some((layer, counts)) = made {
             extracted.entries += counts.entries;
             extracted.bytes += counts.bytes;
             let (subvolume, size) = (one.path.clone(), layer.size());

@@ -225,6 +225,7 @@ impl Walk<'_> {
     }
 
     fn entry(&mut self, name: &[u8], id: InodeId) -> Result<()> {
+        self.collector.options().stop.check()?;
         let mut path = self.open.last().expect("a directory is open").path.clone();
         path.push(name);
         let attr = self.store.fs.getattr(id).map_err(self.store.error(&path))?;
