@@ -45,7 +45,9 @@ pub(crate) fn apply<D: Destination>(
         Command::Mkdir { path, .. } => to.make(entry(path)?, &Node::Directory),
         Command::Mkfifo { path, .. } => to.make(entry(path)?, &Node::Fifo),
         Command::Mksock { path, .. } => to.make(entry(path)?, &Node::Socket),
-        Command::Mknod { path, rdev, mode, .. } => to.make(entry(path)?, &device(rdev, mode)?),
+        Command::Mknod { path, rdev, mode, .. } => {
+            to.make(entry(path)?, &device(rdev, Mode(mode))?)
+        }
         Command::Symlink { path, target, .. } => to.make(entry(path)?, &Node::Symlink { target }),
         Command::Rename { path, to: new } => to.rename(entry(path)?, entry(new)?),
         Command::Link { path, target } => to.link(entry(path)?, entry(target)?),
@@ -58,13 +60,14 @@ pub(crate) fn apply<D: Destination>(
         Command::RemoveXattr { path, name } => to.remove_xattr(at(path)?, name),
         Command::Write { path, offset, data } => to.write(entry(path)?, offset, data),
         Command::Truncate { path, size } => to.truncate(entry(path)?, size),
-        Command::Chmod { path, mode } => to.chmod(at(path)?, permissions(mode)),
+        Command::Chmod { path, mode } => to.chmod(at(path)?, Mode(mode).permissions()),
         Command::Chown { path, uid, gid } => to.chown(at(path)?, owner(uid)?, owner(gid)?),
         Command::Utimes { path, atime, mtime, ctime, otime } => {
             to.set_times(at(path)?, &times(atime, mtime, ctime, otime)?)
         }
         Command::Fallocate { path, mode, offset, size } => {
-            to.reserve(entry(path)?, offset, size, reserve(mode)?)
+            let end = offset.checked_add(size).ok_or(Refused::Value("the range is too long"))?;
+            to.reserve(entry(path)?, offset..end, reserve(mode)?)
         }
         Command::Clone { path, offset, len, from_path, from_offset, .. } => {
             let subvol = source.ok_or(Refused::Value("a clone without a source"))?;
@@ -80,9 +83,15 @@ pub(crate) fn apply<D: Destination>(
     }
 }
 
-#[allow(clippy::cast_possible_truncation)]
-fn permissions(mode: u64) -> u32 {
-    (mode & PERMISSIONS) as u32
+/// A mode as a stream has it.
+#[derive(Clone, Copy)]
+struct Mode(u64);
+
+impl Mode {
+    #[allow(clippy::cast_possible_truncation)]
+    fn permissions(self) -> u32 {
+        (self.0 & PERMISSIONS) as u32
+    }
 }
 
 fn owner(id: u64) -> Result<u32, Refused> {
@@ -93,13 +102,13 @@ fn owner(id: u64) -> Result<u32, Refused> {
 
 /// A device's numbers, which lie in a stream as Linux gives them to user space.
 #[allow(clippy::cast_possible_truncation)]
-fn device<'n>(rdev: u64, mode: u64) -> Result<Node<'n>, Refused> {
+fn device<'n>(rdev: u64, mode: Mode) -> Result<Node<'n>, Refused> {
     if rdev > u64::from(u32::MAX) {
         return Err(Refused::Value("no device has this number"));
     }
     let major = (rdev >> 8 & 0xfff) as u32;
     let minor = (rdev & 0xff | rdev >> 12 & 0xfff00) as u32;
-    match mode & TYPE {
+    match mode.0 & TYPE {
         CHAR_DEVICE => Ok(Node::CharDevice { major, minor }),
         BLOCK_DEVICE => Ok(Node::BlockDevice { major, minor }),
         _ => Err(Refused::Value("its mode is not that of a device")),

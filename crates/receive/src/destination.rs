@@ -9,6 +9,7 @@ use crate::error::BoxError;
 use crate::path::StreamPath;
 use larder_format::Generation;
 use larder_format::items::{Compression, Timespec};
+use std::ops::Range;
 
 /// Result of a destination.
 pub type BoxResult<T> = std::result::Result<T, BoxError>;
@@ -183,11 +184,5 @@ pub trait Destination {
     /// Sets times.
     fn set_times(&mut self, path: StreamPath<'_>, times: &Times) -> BoxResult<()>;
     /// Reserves or frees space of a file.
-    fn reserve(
-        &mut self,
-        path: StreamPath<'_>,
-        offset: u64,
-        len: u64,
-        how: Reserve,
-    ) -> BoxResult<()>;
+    fn reserve(&mut self, path: StreamPath<'_>, range: Range<u64>, how: Reserve) -> BoxResult<()>;
 }

@@ -16,6 +16,7 @@ use larder_fs::{
     Attr, EncodedData, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, RenameMode,
     SetAttr, SetTime, SubvolInfo, Timestamp, XattrMode,
 };
+use std::ops::Range;
 
 /// A path, and the inode that it leads to.
 #[derive(Debug, Default)]
@@ -357,20 +358,14 @@ impl Destination for ImageDir<'_> {
         self.set(path, &changes)
     }
 
-    fn reserve(
-        &mut self,
-        path: StreamPath<'_>,
-        offset: u64,
-        len: u64,
-        how: Reserve,
-    ) -> BoxResult<()> {
+    fn reserve(&mut self, path: StreamPath<'_>, range: Range<u64>, how: Reserve) -> BoxResult<()> {
         let id = self.id(path)?;
         let how = match how {
             Reserve::Allocate { keep_size } => Fallocate::Allocate { keep_size },
             Reserve::Zero { keep_size } => Fallocate::Zero { keep_size },
             Reserve::Punch => Fallocate::Punch,
         };
-        Ok(self.fs.fallocate(id.at(offset), len, how)?)
+        Ok(self.fs.fallocate(id.at(range.start), range.end - range.start, how)?)
     }
 }
 

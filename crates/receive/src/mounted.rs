@@ -27,6 +27,7 @@ use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -417,20 +418,14 @@ impl Destination for MountedDir {
         Ok(())
     }
 
-    fn reserve(
-        &mut self,
-        path: StreamPath<'_>,
-        offset: u64,
-        len: u64,
-        how: Reserve,
-    ) -> BoxResult<()> {
+    fn reserve(&mut self, path: StreamPath<'_>, range: Range<u64>, how: Reserve) -> BoxResult<()> {
         let keep = |keep| if keep { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
         let flags = match how {
             Reserve::Allocate { keep_size } => keep(keep_size),
             Reserve::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
             Reserve::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(keep_size),
         };
-        rustix::fs::fallocate(self.file(path)?, flags, offset, len)?;
+        rustix::fs::fallocate(self.file(path)?, flags, range.start, range.end - range.start)?;
         Ok(())
     }
 }

@@ -153,7 +153,7 @@ fn is_ours<S>(found: &Existing<S>) -> bool {
     found.record.as_deref().and_then(Record::parse).is_some()
 }
 
-/// A subvolume has everything: it is noted what it was received from, and it becomes read-only. Each
+/// A subvolume has everything: what it was received from is noted, and it becomes read-only. Each
 /// step is one that [`start`] recognises.
 pub(crate) fn complete<D: Destination>(to: &mut D, name: &[u8], sent: &Sent) -> BoxResult<()> {
     to.sync()?;

@@ -53,7 +53,7 @@ pub(crate) fn write(core: &Core, to: Position<'_>, data: &EncodedData<'_>) -> Re
     }
     let old = inode.state.lock().size;
     let plain = flags.intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
-    if plain || !fits(data, offset, old) || !is_sound(data)? {
+    if plain || !fits(data, &(offset..end), old) || !is_sound(data)? {
         return Ok(false);
     }
     settle(core, inode)?;
@@ -79,14 +79,13 @@ fn check_lengths(data: &EncodedData<'_>) -> Result<()> {
 }
 
 /// Can there be such an extent in a file of this size?
-fn fits(data: &EncodedData<'_>, offset: u64, size: u64) -> bool {
+fn fits(data: &EncodedData<'_>, range: &Range<u64>, size: u64) -> bool {
     let whole = |at: u64| at.is_multiple_of(SECTOR);
-    let end = offset + data.len;
     data.compression != Compression::None
-        && whole(offset)
+        && whole(range.start)
         && whole(data.offset)
         && whole(data.unpacked_len)
-        && (whole(end) || end >= size)
+        && (whole(range.end) || range.end >= size)
         && ceil(data.data.len() as u64) < data.unpacked_len
         && ceil(data.offset + data.len) <= data.unpacked_len
 }
