@@ -18,7 +18,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("fuse", &["format", "fs", "proc"]),
     ("sources", &["format", "volume", "codec", "fs"]),
     ("build", &["format", "volume", "codec", "fs", "sources"]),
-    ("archive", &["sources"]),
+    ("archive", &["format", "sources"]),
     ("update", &["fs", "sources"]),
     (
         "cli",
@@ -38,6 +38,7 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         folder: "crates/format/src",
         rooms: Upwards(&[
+            "acl",
             "ids",
             "csum",
             "key",

@@ -29,7 +29,7 @@ pub struct Compression {
     pub level: Option<u32>,
 }
 
-/// A text is no compression.
+/// A text that names no compression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not none, gzip[:0..9], zstd[:1..22] or xz[:0..9]")]
 pub struct CompressionError(String);
@@ -62,7 +62,7 @@ impl fmt::Display for Method {
 }
 
 impl Compression {
-    /// What the name of a file says.
+    /// The form that the name of a file asks for.
     #[must_use]
     pub fn of_file(path: &Path) -> Self {
         let method = match path.extension().and_then(|e| e.to_str()) {
@@ -96,7 +96,7 @@ impl FromStr for Compression {
 /// A writer that compresses what goes through it.
 #[allow(missing_debug_implementations)] // The encoders have none.
 pub enum Compressor<W: Write> {
-    /// It does not.
+    /// Nothing is compressed.
     Plain(W),
     /// gzip.
     Gzip(GzEncoder<W>),

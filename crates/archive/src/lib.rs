@@ -1,8 +1,8 @@
 //! Writing what an image holds as a tar, or as a container image in an OCI layout.
 //!
 //! The caller brings entries in the order of their paths, and the contents of files. This crate
-//! hides the formats: which header says what (`tar`), how an ACL is written in one (`acl`), how a
-//! stream is compressed (`compress`), which files make a container image (`oci`).
+//! hides the formats: which header says what (`tar`), how an ACL is written in a header (`acl`),
+//! how a stream is compressed (`compress`), which files make a container image (`oci`).
 //!
 //! The same entries give the same bytes. Nothing of the host gets into them: no names of users, no
 //! clock, no process.

@@ -1,10 +1,10 @@
 //! Container images in an OCI layout: a directory of blobs that are named by their SHA-256, and an
 //! index that names images among them.
 //!
-//! A layer is a tar, perhaps compressed. It goes to a temporary file while both of its digests are
-//! made, that of the tar and that of the file, and gets its name at its end. The index is exchanged
-//! as the last step. So a layout that already holds images stays as it was until the new one is
-//! complete, and a write that fails leaves no half of an image.
+//! A layer is a tar, perhaps compressed. It is written to a temporary file while two digests are
+//! taken: that of the tar and that of the file. At its end the file gets its name. The index is
+//! exchanged as the last step. So a layout that already holds images stays as it was until the new
+//! one is complete, and a write that fails leaves no half of an image.
 
 use crate::compress::{Compression, Compressor, Method};
 use serde::{Deserialize, Serialize};
@@ -253,7 +253,7 @@ impl Layout {
         self.path.join("blobs/sha256")
     }
 
-    /// A file without a name that counts, which goes if it does not get one.
+    /// A temporary file. It is removed unless it gets its final name.
     fn temporary(&self, dir: &Path) -> Result<NamedTempFile, OciError> {
         let readable = Permissions::from_mode(0o644);
         let made = tempfile::Builder::new().prefix(".new-").permissions(readable).tempfile_in(dir);

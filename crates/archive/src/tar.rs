@@ -8,6 +8,7 @@
 //! first one. There is no entry for a socket, because tars have none.
 
 use crate::acl;
+use larder_format::acl::{ACCESS, DEFAULT};
 use larder_sources::{Attributes, Contents, Entry, Kind, LinkGroup, Time, TreePath};
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -142,8 +143,8 @@ impl<W: Write> TarWriter<W> {
         self.parts(&parts, size, contents)
     }
 
-    /// A file of which only parts follow. Readers that do not know the form see a file of another
-    /// name, which begins with the list of parts.
+    /// A file of which only parts follow. A reader that does not know the form sees a file with
+    /// another name, which begins with the list of parts.
     fn sparse_file(
         &mut self,
         entry: &Entry,
@@ -192,8 +193,8 @@ impl<W: Write> TarWriter<W> {
     fn attributes(&self, attributes: &Attributes, records: &mut Records) {
         for (name, value) in &attributes.xattrs {
             let acl = match &name[..] {
-                b"system.posix_acl_access" => Some("SCHILY.acl.access"),
-                b"system.posix_acl_default" => Some("SCHILY.acl.default"),
+                ACCESS => Some("SCHILY.acl.access"),
+                DEFAULT => Some("SCHILY.acl.default"),
                 _ => None,
             };
             let as_text = acl.filter(|_| self.style == Style::Archive).zip(acl::text(value));
@@ -224,7 +225,7 @@ fn padding(stored: u64) -> &'static [u8] {
 }
 
 /// The list of parts, as GNU tar's form 1.0 has it: their number, then place and size of each, as
-/// lines of decimal digits, filled to whole blocks. A hole at the end is told by an empty part.
+/// lines of decimal digits, filled to whole blocks. An empty part stands for a hole at the end.
 fn map_of_parts(parts: &[Range<u64>], size: u64) -> Vec<u8> {
     let ends_with_hole = parts.last().is_none_or(|part| part.end < size);
     let mut map = format!("{}\n", parts.len() + usize::from(ends_with_hole));

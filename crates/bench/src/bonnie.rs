@@ -45,7 +45,7 @@ pub(crate) fn bonnie(
     said(&text).with_context(|| format!("bonnie++'s report: {text}"))
 }
 
-/// Its steps. A step that was over too soon to be measured is left out.
+/// The steps in the report. A step that was over too soon to be measured is left out.
 fn said(text: &str) -> Result<Vec<(Cow<'static, str>, Said)>> {
     let line =
         text.lines().rev().find(|l| l.split(',').count() >= 50).context("no line of values")?;

@@ -1,10 +1,10 @@
 //! The state of an image before it is mounted: where its pages lie, and which mkfs made it.
 //!
-//! Both change what is measured, on all sides. Pages of the image that the machine's page cache
-//! holds (*hot*) are read without the disk, and a write past the page cache first has to drop them.
-//! An image that was just copied or downloaded is hot; after a boot it is *cold*. The two mkfs lay
-//! out the first chunks differently. Neither state is the true one. So each is a case of its own,
-//! the same for all, and ratios are taken only within a case.
+//! Both change what is measured, on all sides. Pages of the image may be in the machine's page
+//! cache (*hot*). They are read without the disk, and a write past the page cache first has to drop
+//! them. An image that was just copied or downloaded is hot; after a boot it is *cold*. The two
+//! mkfs lay out the first chunks differently. Neither state is the true one. So each is a case of
+//! its own, the same for all, and ratios are taken only within a case.
 //!
 //! [`Pages::arrange`] brings the state about before each mount. Then it asks the kernel whether it
 //! has succeeded: a page that is in use stays when caches are dropped, and a page that was read

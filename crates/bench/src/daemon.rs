@@ -1,8 +1,8 @@
 //! The processes that serve mounts for the benchmark: the `larder` command, and the ceiling.
 //!
 //! The ceiling is this program once more, around the in-memory server. It prints `ready` when its
-//! mount can be used, and answers each line on its input with its counters. When it is told to, it
-//! unmounts and mounts again: its files stay, the kernel's caches of them go. It ends when it is
+//! mount can be used, and answers each line on its input with its counters. On request it unmounts
+//! and mounts again: its files stay, and the kernel loses its caches of them. It ends when it is
 //! unmounted or its input ends.
 //!
 //! Larder is run as a user runs it, by `larder mount` and `larder umount`. It stays in the

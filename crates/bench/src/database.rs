@@ -9,14 +9,9 @@
 //! anything is measured each file is preallocated and written to its end. So each write goes over
 //! old data, the case that is worst for copy-on-write.
 //!
-//! fio cannot do this: with reads and writes mixed, its `--fsync=4` also calls `fsync` after reads
-//! with nothing new to sync. Clients are threads of one process, since processes would take much of
-//! the memory that this is about. That memory is less than the table: clients and daemon are in one
-//! group, and so are the kernel's pages of the table, but not its pages of the image behind the
-//! loop device. The growth of the machine's page cache, which is in the report, includes both.
-//!
 //! It runs for a time, not for an amount. The result is the seconds that a thousand transactions
-//! took, so that a ratio means the same as elsewhere.
+//! took, so that a ratio means the same as elsewhere. `docs/BENCHMARKS.md` says why fio does not do
+//! this, and which memory is limited.
 
 use crate::fsync::Said;
 use crate::interrupt;
@@ -47,7 +42,7 @@ pub(crate) struct Database {
     clients: u64,
     #[arg(long)]
     files: u64,
-    /// For so long.
+    /// Runs for so many seconds.
     #[arg(long)]
     seconds: u64,
 }

@@ -45,8 +45,8 @@ pub(crate) struct Said {
     pub(crate) seconds: f64,
     /// How often it called `fsync`, if it reports that.
     pub(crate) fsyncs: u64,
-    /// How long one call took, in milliseconds: the 99th percentile of fio's and the database's
-    /// fsyncs, 99.9th of those that make names, the longest of any of dbench's and bonnie++'s.
+    /// How long one call took, in milliseconds: the 99th percentile of the fsyncs of fio and of the
+    /// database, the 99.9th of calls that make names, the longest call of dbench and of bonnie++.
     pub(crate) latency_ms: f64,
 }
 

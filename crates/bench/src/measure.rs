@@ -20,8 +20,8 @@ pub(crate) struct Machine {
     pub(crate) disk: String,
     /// Milliseconds of a 4 KiB write and fdatasync on the image's disk: quartiles.
     pub(crate) flush_ms: [f64; 3],
-    /// Share of the time in which a thread waited for a CPU before the benchmark began. It tells of
-    /// other work on the machine, which makes the figures worse.
+    /// Share of the time in which a thread waited for a CPU before the benchmark began. A high
+    /// share means other work on the machine, which makes the figures worse.
     pub(crate) waited_before: Option<f64>,
     /// FUSE over io_uring is on.
     pub(crate) uring: bool,

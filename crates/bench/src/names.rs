@@ -1,4 +1,4 @@
-//! How long it takes to make names while others make large files durable.
+//! How long it takes to make names while other threads make large files durable.
 //!
 //! Sixteen threads write to files of their own, a MiB at a time with an `fsync` after each. One
 //! thread creates files in a directory and renames each. If an `fsync` waits for memory or a device
@@ -25,7 +25,7 @@ const PIECE: usize = 1 << 20;
 #[derive(Args, Debug)]
 pub(crate) struct Names {
     root: PathBuf,
-    /// For so long.
+    /// Runs for so many seconds.
     #[arg(long)]
     seconds: u64,
     /// MiB of the writers' files together. They are written again and again.

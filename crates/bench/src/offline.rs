@@ -22,7 +22,7 @@ use std::process::{Command, Stdio};
 pub(crate) const CHECK: &str = "check with data";
 /// The file to its end.
 pub(crate) const CAT: &str = "cat 1 file, offline";
-/// The file to its end, by what does not need an intact image.
+/// The file to its end, by the command that needs no intact image.
 pub(crate) const RESTORE: &str = "restore, dry run";
 
 /// Are there commands for this target? The disk counts as one.

@@ -246,8 +246,8 @@ fn ratios(t: &mut String, results: Results<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Processor time of the same amount of work: of the step, or of one fsync where it says how many
-/// there were, since a program that runs for a time does more where it is fast.
+/// Processor time of the same amount of work: of the step, or of one fsync if the step says how
+/// many there were. A program that runs for a fixed time does more work where it is fast.
 fn cpu_of_work(s: &Step) -> f64 {
     s.cpu_seconds / s.fsync.map_or(1, |f| f.fsyncs).max(1) as f64
 }

@@ -2,8 +2,8 @@
 //!
 //! Where both sides have the same call, both get it (`copy_file_range`). Otherwise each gets what
 //! its users have: `btrfs subvolume` and `FIDEDUPERANGE` on the kernel's mount, `larder subvolume`
-//! and Larder's own request on ours. On both sides a deleted snapshot is dropped in the background;
-//! it counts as gone when nothing of it is left.
+//! and Larder's own request on ours. On both sides a deleted snapshot is dropped in the background,
+//! and counts as gone when nothing of it is left.
 
 use crate::interrupt;
 use anyhow::{Context, Result, bail, ensure};

@@ -30,8 +30,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A file system that takes part. The kernel stands at both ends of a round, so that what it does
-/// against itself has seen the same changes of the machine.
+/// A file system that takes part. The kernel stands at both ends of a round. So the comparison of
+/// the kernel with itself includes the same changes of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Target {
@@ -69,7 +69,7 @@ pub(crate) enum Target {
     CeilingWriteback,
 }
 
-/// How long a flush takes longer on a slow disk.
+/// By how much a flush takes longer on a slow disk.
 const SLOW_FLUSH: Duration = Duration::from_millis(2);
 
 impl Target {
@@ -143,7 +143,7 @@ pub(crate) struct Image<'a> {
     device: Option<LoopDevice>,
     /// The file once more, with slow flushes.
     slow: Option<RecordedDisk>,
-    /// The memory that all who work on it share.
+    /// The memory that the programs share which work on it.
     group: Option<MemoryCgroup>,
     mountpoint: tempfile::TempDir,
 }
@@ -382,7 +382,7 @@ impl Mount {
             Self::Daemon(_, path) => path,
         }
     }
-    /// Whose memory and CPU are worth watching.
+    /// The process or kernel whose memory and CPU are watched.
     pub(crate) fn watched(&self) -> Watched {
         match self {
             Self::Kernel(_) => Watched::Kernel,

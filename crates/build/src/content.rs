@@ -2,7 +2,8 @@
 //!
 //! Everything here is done by many threads at once and knows no addresses. A batch is a number of
 //! small files, or a part of a large one. Its result is a buffer of whole sectors that can be
-//! written as it is, its checksums, and for each file which sectors are its own.
+//! written as it is, the checksums of those sectors, and for each file the sectors that are its
+//! own.
 //!
 //! The rules are those of Linux. A short file lies in the tree: up to the limit as it is, up to a
 //! sector if it packs into the limit. Holes are left out, in whole sectors. Compressed data is cut

@@ -1,10 +1,11 @@
 //! The trees that describe all others, and the superblock.
 //!
-//! The extent tree has an item for each node, its own nodes among them; block groups count them,
-//! the free-space tree lists what is left, the root tree says where all of this lies. So none of
-//! them can be written before all are known. They are drawn without writing, from what the last
-//! drawing showed, until a drawing shows itself. It does after a few, because more nodes to list
-//! never make a tree smaller. Then the same is done once more, for real.
+//! The extent tree has an item for each node, its own nodes among them. Block groups count the
+//! nodes, the free-space tree lists what is left, and the root tree says where all of this lies. So
+//! none of these trees can be written before all are known. They are first *drawn*: laid out
+//! without writing, from the picture that the last drawing gave. That is repeated until a drawing
+//! gives the picture that it began with. It does after a few rounds, because more nodes to list
+//! never make a tree smaller. Then the same is done once more, and written.
 
 use crate::error::{Error, Result};
 use crate::input::Subvolume;
@@ -34,10 +35,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 const DEVICE: DeviceId = DeviceId(1);
 const FIRST_INODE: u64 = 256;
-/// `S_IFDIR`, and permissions of a directory that nobody has said anything about.
+/// `S_IFDIR`, and permissions of a directory that no source describes.
 const DIRECTORY: u32 = 0o040_755;
 
-/// What a drawing shows.
+/// What a drawing gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Picture {
     /// All nodes, by address.

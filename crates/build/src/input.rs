@@ -16,10 +16,10 @@ pub struct TreeInput<'a> {
     pub place: Place,
     /// It cannot be changed.
     pub read_only: bool,
-    /// It is what a mount shows that names no subvolume.
+    /// A mount that names no subvolume shows it.
     pub default: bool,
-    /// The input whose snapshot it appears to be, by its number. It shares contents with it like
-    /// any other.
+    /// Number of the input that it appears to be a snapshot of. The two share contents as any
+    /// inputs do.
     pub snapshot_of: Option<usize>,
     /// Directories of the stream that are subvolumes of their own. One that does not come is made,
     /// empty.
@@ -55,7 +55,7 @@ pub struct InnerSubvolume {
     pub path: TreePath,
     /// It cannot be changed.
     pub read_only: bool,
-    /// It is what a mount shows that names no subvolume.
+    /// A mount that names no subvolume shows it.
     pub default: bool,
 }
 
@@ -107,7 +107,9 @@ impl<'a> Forest<'a> {
             let id = if top { 5 } else { next };
             next += u64::from(!top);
             let snapshot_of = match tree.snapshot_of {
-                Some(of) if of >= n => return refuse("a snapshot comes behind what it is one of"),
+                Some(of) if of >= n => {
+                    return refuse("a snapshot is listed before the tree that it is a snapshot of");
+                }
                 of => of.map(|of| streams[of].0),
             };
             let (read_only, default) = (tree.read_only, tree.default);
@@ -149,7 +151,7 @@ impl<'a> Forest<'a> {
                 return refuse("a subvolume hangs in another tree, below its top");
             }
             if streams[parent].1.insert(path, own).is_some() {
-                return refuse("two subvolumes are to hang in one place");
+                return refuse("two subvolumes have the same place");
             }
             parents[n] = Some(parent);
         }
@@ -163,7 +165,7 @@ impl<'a> Forest<'a> {
     }
 }
 
-/// Is there one that does not come to an end on its way up?
+/// Is there a subvolume from which the way up never ends?
 fn circle(parents: &[Option<usize>]) -> bool {
     (0..parents.len()).any(|start| {
         let up = std::iter::successors(Some(start), |n| parents[*n]);

@@ -2,9 +2,9 @@
 //!
 //! Most records are items already. Three kinds share an item where their keys are equal: entries of
 //! a directory and attributes whose names have one hash, and names that one directory has for one
-//! inode. Of the latter, those that find no room go to extended references. The link count of an
-//! inode with several names comes before its item, as a record of a kind that the format does not
-//! know ([`LINKS`]).
+//! inode. Names that find no room there go to extended references. The link count of an inode with
+//! several names comes before its item, as a record of a kind that the format does not know
+//! ([`LINKS`]).
 
 use crate::error::{Error, Result};
 use crate::nodes::{Nodes, Placed, TreeWriter};

@@ -95,7 +95,7 @@ pub(crate) struct Names<'a> {
     pub(crate) tallies: Tallies,
     pub(crate) inodes: Inodes,
     pub(crate) names: u64,
-    /// Same contents are told by their locators.
+    /// Equal contents are recognised by their locators.
     identities: bool,
     /// Methods of compression that properties name.
     pub(crate) methods: Vec<Compression>,
@@ -128,7 +128,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// A stream begins: that of a subvolume. `within` are those that hang in it.
+    /// The stream of a subvolume begins. `within` are the subvolumes that hang in it.
     pub(crate) fn begin(&mut self, tree: u32, within: BTreeMap<TreePath, u32>) {
         self.pending = within;
         self.last = None;
@@ -264,7 +264,7 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// Hangs subvolumes in that come before `path` and have no entry in the stream.
+    /// Makes the entries of subvolumes that come before `path` and have no entry in the stream.
     fn hang_before(&mut self, path: Option<&TreePath>) -> Result<()> {
         while let Some((first, _)) = self.pending.first_key_value() {
             if path.is_some_and(|p| first >= p) {
@@ -287,7 +287,10 @@ impl<'a> Names<'a> {
     /// An entry at whose place a subvolume hangs.
     fn subvolume(&mut self, entry: &Entry, tree: u32) -> Result<()> {
         if entry.kind != Kind::Directory {
-            return Err(Error::entry(&entry.path, "a subvolume is to be where no directory is"));
+            return Err(Error::entry(
+                &entry.path,
+                "a subvolume is asked for here, and it is no directory",
+            ));
         }
         self.hang(&entry.path, tree)?;
         if self.subvolumes[tree as usize].inner {

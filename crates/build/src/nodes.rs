@@ -1,8 +1,8 @@
 //! How a tree is packed from sorted items.
 //!
-//! Leaves are filled to the last byte, for a tree that is read more often than changed is read
-//! fastest when it is small. (Linux splits what is full when it has to.) A node is written as soon
-//! as it is full, behind its children. Thus leaves lie in the order of their keys, with a node
+//! Leaves are filled to the last byte. Such a tree is read more often than it is changed, and a
+//! small tree is read fastest. (Linux splits what is full when it has to.) A node is written as
+//! soon as it is full, behind its children. Thus leaves lie in the order of their keys, with a node
 //! between them now and then, and the root comes last.
 
 use crate::error::{Error, Result};

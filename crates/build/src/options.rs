@@ -47,7 +47,7 @@ pub struct BuildOptions {
     pub memory: u64,
     /// Threads that read and compress. `None`: as many as there are processors.
     pub threads: Option<usize>,
-    /// Where what finds no place in memory goes. `None`: where the image lies.
+    /// Where data goes that finds no place in memory. `None`: where the image lies.
     pub scratch: Option<PathBuf>,
 }
 
@@ -79,7 +79,7 @@ impl Default for BuildOptions {
 pub struct Compress {
     /// Method and level.
     pub packing: Packing,
-    /// Also what does not look as if it would become smaller.
+    /// Also what does not look compressible.
     pub force: bool,
 }
 

@@ -1,9 +1,9 @@
 //! The file that becomes the image.
 //!
-//! A new image has no name until it is complete and durable: it is written to a file without a name
+//! A new image has no name until it is complete and durable. It is written to a file without a name
 //! in the directory where it will lie, and linked there in the end. So an interrupted build leaves
-//! nothing behind, however it ends. Where the host's file system has no files without a name, one
-//! with a name of its own stands in, which is removed on an error.
+//! nothing behind, however it ends. Where the host's file system has no files without a name, a
+//! file with a name of its own stands in. That one is removed on an error.
 //!
 //! A block device, or a file whose size counts, is written in place. It is wiped first, so that an
 //! interrupted build leaves no file system that looks whole.

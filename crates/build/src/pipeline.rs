@@ -1,9 +1,10 @@
 //! How threads work on contents while the order is kept.
 //!
 //! Jobs are numbered as they are submitted. Any thread takes the next one. Results are handed out
-//! in the order of the jobs. No more than a window of jobs is between the two, so memory is bounded
-//! however fast the source or slow one job is. The end of any part, also by an error or a panic,
-//! ends the waits of all others ([`Pipeline::stop`]).
+//! in the order of the jobs. At most a window of jobs lies between the last that was submitted and
+//! the last whose result was handed out. So memory is bounded, however fast the source or slow one
+//! job is. The end of any part, also by an error or a panic, ends the waits of all others
+//! ([`Pipeline::stop`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard};

@@ -35,7 +35,7 @@ pub trait Progress: Sync {
     }
 }
 
-/// Nobody wants to know.
+/// Reports to nobody.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

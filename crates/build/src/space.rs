@@ -4,10 +4,10 @@
 //! then metadata. A chunk is opened as long as it may become, and closed at the length that it
 //! needs. So nothing has to be known of the contents beforehand, and chunks fit what they hold.
 //!
-//! The second copy of a chunk with two (DUP) begins behind the first, which is known when the chunk
-//! is closed; its bytes are copied then. It must not cover a superblock's mirror, because what is
-//! allocated in the first copy is not known to avoid it. Then it lies behind the mirror, and the
-//! space before it is left to later chunks.
+//! The second copy of a chunk with two (DUP) begins behind the first. Its place is known when the
+//! chunk is closed, and its bytes are copied then. The second copy must not cover a superblock's
+//! mirror: addresses were given out by the first copy, which knows nothing of that mirror. Where it
+//! would, it begins behind the mirror, and the space before the mirror is left to later chunks.
 
 use crate::error::{Error, Result};
 use larder_format::items::BlockGroupFlags;
@@ -251,7 +251,7 @@ impl Space {
         self.settle(length)
     }
 
-    /// Makes an empty group, for tools that cannot imagine none of a type.
+    /// Makes an empty group, for tools that expect at least one of each type.
     pub(crate) fn empty(&mut self, flags: BlockGroupFlags) -> Result<()> {
         self.close(false)?;
         self.open(flags, STRIPE_LEN)?;

@@ -24,8 +24,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
-/// More references to one extent make looking for them slow, in Linux and here. Then the contents
-/// are stored once more.
+/// With more references to one extent, Linux and Larder are slow to find them all. Then the
+/// contents are stored once more.
 const MOST_REFS: u32 = 10_000;
 
 /// Checksums of data, in the order of addresses.

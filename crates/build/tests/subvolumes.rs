@@ -178,11 +178,11 @@ fn impossible_trees_are_refused() {
     let below = |parent, p: &str| Place::Below { parent, path: path(p) };
     assert!(text(vec![]).contains("top"));
     assert!(text(vec![s.top(), s.top()]).contains("exactly one"));
-    assert!(text(vec![s.top(), input(&s, below(0, "f"))]).contains("f: a subvolume is to be"));
+    assert!(text(vec![s.top(), input(&s, below(0, "f"))]).contains("f: a subvolume is asked for"));
     assert!(text(vec![s.top(), input(&s, below(0, "x/y"))]).contains("x/y: its directory"));
     assert!(text(vec![s.top(), input(&s, below(7, "x"))]).contains("hangs in another tree"));
     let twice = vec![s.top(), input(&s, below(0, "x")), input(&s, below(0, "x"))];
-    assert!(text(twice).contains("one place"));
+    assert!(text(twice).contains("the same place"));
     let circle = vec![s.top(), input(&s, below(2, "x")), input(&s, below(1, "x"))];
     assert!(text(circle).contains("circle"));
     let early = TreeInput { snapshot_of: Some(1), ..input(&s, below(0, "x")) };

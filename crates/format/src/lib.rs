@@ -8,6 +8,7 @@
 //! Facts come from the public format documentation and from images made by Linux; `docs/FORMAT.md`
 //! says which from where.
 
+pub mod acl;
 pub mod check;
 pub mod csum;
 pub mod dev_item;

@@ -10,8 +10,8 @@
 //! | trim | `FITRIM` | `struct fstrim_range`; its length becomes the bytes discarded |
 //! | label | `FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL` | 256 bytes, zero-terminated |
 //!
-//! Syncs and snapshots wait until the kernel has written its pages. They fail with `EAGAIN` if
-//! dozens wait already.
+//! Syncs and snapshots wait until the kernel has written its pages. If dozens wait already, they
+//! fail with `EAGAIN`.
 //!
 //! `BTRFS_IOC_SYNC`, `_START_SYNC`, `_WAIT_SYNC`, `_FS_INFO` and the flag ioctls behind `lsattr`
 //! and `chattr` are answered as Linux's btrfs does. The numbers are stable: a newer daemon answers
@@ -112,8 +112,8 @@ pub fn is_served(path: &Path) -> io::Result<()> {
 /// answers too).
 ///
 /// # Errors
-/// `Unsupported` if that file system or its device does not discard, `PermissionDenied` for anybody
-/// but root and the mount's owner, `InvalidInput` for a range without a whole sector.
+/// `Unsupported` if that file system or its device does not discard, `PermissionDenied` unless the
+/// caller is root or the mount's owner, `InvalidInput` for a range without a whole sector.
 pub fn trim(path: &Path, range: TrimRange) -> io::Result<Trimmed> {
     let mut words = [0; 24];
     for (word, value) in words.chunks_mut(8).zip([range.start, range.len, range.min_len]) {
@@ -155,8 +155,8 @@ pub fn set_label(path: &Path, label: &[u8]) -> io::Result<()> {
 /// Has the kernel write what only it has so far: pages that were changed through a mapping, and
 /// delayed writes.
 ///
-/// The requests are on their way when this returns; the daemon waits for them if it matters. Does
-/// nothing on file systems other than FUSE.
+/// The requests are on their way when this returns; the daemon waits for them if it matters. On
+/// file systems other than FUSE this does nothing.
 pub(crate) fn write_back_pages(fd: &OwnedFd) -> io::Result<()> {
     /// `FUSE_SUPER_MAGIC` of Linux.
     const FUSE: rustix::fs::FsWord = 0x6573_5546;
@@ -187,8 +187,8 @@ pub(crate) fn call(fd: &impl AsRawFd, request: u32, buffer: &mut [u8]) -> io::Re
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // As many requests wait for a sync or a snapshot as may. The daemon answers them meanwhile;
-        // there is no event for that.
+        // As many requests as possible wait for a sync or a snapshot already. The daemon answers
+        // them meanwhile; there is no event for that.
         if error.kind() != io::ErrorKind::WouldBlock {
             break error;
         }

@@ -1,8 +1,8 @@
 //! Replies that no thread waits for.
 //!
-//! A request that waits keeps a thread, which is put to sleep and woken for nothing but to send the
-//! reply. A handler that knows which part of the engine will have the answer gives it the
-//! [`DeferredReply`] of the request instead, and its thread goes on with other work.
+//! A request that waits keeps a thread, which is put to sleep and woken only to send the reply. A
+//! handler may know which part of the engine will have the answer. Then it gives that part the
+//! [`DeferredReply`] of the request, and its thread goes on with other work.
 
 use crate::errno::Errno;
 use crate::stats::Stats;
@@ -13,8 +13,8 @@ use std::time::Instant;
 
 type Sender = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
-/// The reply that a request is still owed: success without a body, or an errno. Dropping it answers
-/// `EIO`.
+/// The reply that a request has not got yet: success without a body, or an errno. Dropping it
+/// answers `EIO`.
 ///
 /// Only requests that sync something are answered like this, so its time counts as the time of a
 /// sync.
@@ -47,7 +47,7 @@ impl DeferredReply {
         self.send(outcome);
     }
 
-    /// Has `begin` go on with the request on a thread that may wait.
+    /// Goes on with the request by `begin`, on a thread that may wait.
     pub(crate) fn on_worker(self, begin: impl FnOnce(Self) + Send + 'static) {
         let (workers, stats) = (self.workers.clone(), Arc::clone(&self.stats));
         workers.run_elsewhere(move || {

@@ -66,7 +66,8 @@ fn split_name(data: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
 pub enum Failure {
     /// Answer with this errno.
     Errno(Errno),
-    /// Nothing was changed that must not be changed twice. Call again on a thread that may wait.
+    /// Nothing was changed that must not be changed twice. The transport calls again on a thread
+    /// that may wait.
     Wait,
     /// The same, on a thread that may wait for the kernel.
     WaitForKernel,
@@ -90,7 +91,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Should this error be in the log, too, and not only go to the caller?
+/// Does this error belong in the log, too, besides the reply?
 fn is_damage(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Volume(_) | Error::DataLost)
 }
@@ -108,7 +109,7 @@ pub enum ExecContext {
     Worker,
     /// A thread that no other request needs. It may wait for anything.
     MayWaitForKernel,
-    /// A worker, used when no more requests may wait for the kernel. The kernel is told of the
+    /// A worker, used when no more requests may wait for the kernel. The kernel learns of the
     /// change after the reply.
     NotifyAfterReply,
 }
@@ -209,8 +210,8 @@ pub trait Handler: Send + Sync + 'static {
         deferred.answer(Err(Errno::NOSYS));
     }
 
-    /// Must the handler know, before it answers this request, of all look-ups that the kernel gave
-    /// back before it? They arrive through another queue.
+    /// Must the handler know of all look-ups that the kernel gave back before this request, before
+    /// it answers the request? They arrive through another queue.
     fn comes_after_forgets(&self, _: &Request<'_>) -> bool {
         false
     }

@@ -14,8 +14,8 @@
 //! - [`proto`] is the protocol as bytes, [`records`] what several replies share.
 //! - [`server`] answers with the engine. `nodes` numbers inodes across subvolumes; `acl` and `perm`
 //!   hold the rules that the kernel leaves to a file system; [`mod@errno`] translates errors.
-//! - [`sandbox`] confines a daemon, whose mount [`helper`] does from outside what it then cannot
-//!   do.
+//! - [`sandbox`] confines a daemon, and [`helper`] does from outside what the daemon then cannot do
+//!   for its mount.
 //! - [`control`] is how other processes talk to a live mount.
 //!
 //! The kernel opens, closes and flushes without a request, makes files with MKNOD, and believes

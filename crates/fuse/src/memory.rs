@@ -7,9 +7,9 @@
 //! are not followed.
 //!
 //! The memory comes in pages of the usual size. The thread that first touches a huge page has to
-//! fill it with zeros, which takes a hundred times as long; and longer still if a hypervisor has
-//! taken the machine's free memory back. A thread that does this with a tree locked keeps all
-//! others waiting.
+//! fill it with zeros, which takes a hundred times as long. It takes longer still if a hypervisor
+//! has taken the machine's free memory back. If a thread does this with a tree locked, all others
+//! wait.
 
 use std::path::{Path, PathBuf};
 
@@ -21,16 +21,16 @@ const UNKNOWN: u64 = 256 << 20;
 /// One of this many parts of the memory.
 const SHARE: u64 = 8;
 
-/// Bytes for the cache of a mount that was not told how many: an eighth of the memory that this
-/// process may use, but no less than 64 MiB and no more than 1 GiB.
+/// Bytes for the cache of a mount for which the user gives no number: an eighth of the memory that
+/// this process may use, but no less than 64 MiB and no more than 1 GiB.
 #[must_use]
 pub fn default_cache_size() -> u64 {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
 }
 
-/// Gives this process, and those that it starts, no huge pages any more. If the kernel refuses, all
-/// goes on as before.
+/// Turns huge pages off for this process and those that it starts. If the kernel refuses, all goes
+/// on as before.
 pub fn without_huge_pages() {
     // SAFETY: sets a flag of this process; no memory is passed.
     let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };

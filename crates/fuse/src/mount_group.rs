@@ -12,6 +12,7 @@
 //!   becomes a first one.
 //! - **Overlap.** Two mounts overlap if the root of one is the root of the other, or above it. The
 //!   kernel of one may have cached what the other changes: see `server::changes`. Mounts without
+//!   common inodes, like `@` and `@home`, only load one flag because of it.
 //!   common inodes, like `@` and `@home`, pay one load of a flag for it.
 //! - **`-o writeback`.** A mount with this option overlaps with no other. `docs/FUSE.md` says why.
 
@@ -208,8 +209,8 @@ impl<H> MountGroup<H> {
         self.overlap.store(pairs().any(|(a, b)| overlap(&a.fs, &b.fs)), Ordering::Release);
     }
 
-    /// Begins to wait for other members' kernels about an inode. False if another member waits
-    /// about it already: then this one must not.
+    /// Begins to wait for other members' kernels about an inode. If another member waits about it
+    /// already, returns false, and this one must not wait.
     pub(crate) fn begin_to_wait(&self, member: &Member, about: InodeId) -> bool {
         let mut waited_for = self.waited_for.lock();
         let waiting =
@@ -236,7 +237,7 @@ impl<H> MountGroup<H> {
     }
 }
 
-/// If it cannot be found out, they count as overlapping.
+/// If this cannot be found out, they count as overlapping.
 fn overlap(a: &Filesystem, b: &Filesystem) -> bool {
     a.overlaps(b).unwrap_or(true)
 }

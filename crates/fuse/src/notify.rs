@@ -2,8 +2,8 @@
 //!
 //! The kernel does not see names that come or go by an ioctl, nor what another mount of the same
 //! file system changes. It keeps entries, absent ones too, listings, attributes and contents for as
-//! long as we allow, which is a day. A notification is a message that is no reply; it goes through
-//! `/dev/fuse` with both transports.
+//! long as the server allows, which is a day. A notification is a message that is no reply. With
+//! both transports it goes through `/dev/fuse`.
 //!
 //! A notification about a name waits until no request works in its directory. One about contents
 //! waits until no request reads or writes these pages. One about attributes waits for nothing.

@@ -1,14 +1,15 @@
 //! Permission checks in the daemon.
 //!
-//! If anybody but root can enter a mount, the kernel checks permissions: files are opened without
-//! a request, so there is no moment at which the daemon could refuse. If only root can enter, the
-//! kernel does not check, which saves requests. Then only callers that act as somebody else
-//! (`setfsuid`) are left to check, and that is done here. It is no security border: the kernel uses
-//! names and attributes that it has cached without asking.
+//! If other users than root can enter a mount, the kernel checks permissions: files are opened
+//! without a request, so there is no moment at which the daemon could refuse. If only root can
+//! enter, the kernel does not check, which saves requests. Then only callers that act as another
+//! user (`setfsuid`) are left to check, and that is done here. It is no security border: the kernel
+//! uses names and attributes that it has cached without asking.
 
-use crate::acl::Acl;
+use crate::acl;
 use crate::errno::Errno;
 use crate::proto::InHeader;
+use larder_format::acl::Acl;
 use larder_fs::{Attr, FileKind};
 use larder_proc::Status;
 
@@ -69,7 +70,7 @@ pub(crate) fn allows(caller: Caller, attr: &Attr, acl: Option<&Acl>, want: u8) -
         return has(6);
     }
     if let Some(acl) = acl {
-        return acl.allows(caller.uid, &mut |g| caller.is_in(g), attr.uid, attr.gid, want);
+        return acl::allows(acl, caller.uid, &mut |g| caller.is_in(g), attr.uid, attr.gid, want);
     }
     // Most inodes treat group and others alike: then the caller's groups do not matter.
     let alike = (attr.perm >> 3 ^ attr.perm) & 7 == 0;

@@ -7,10 +7,11 @@
 //! that nearly always holds: 9,000 interrupts in unpacking a source tree instead of 180,000, and 13
 //! seconds instead of 22. `docs/FUSE.md` ("Callers stay on their CPU") has the whole reason.
 //!
-//! A lower nice value takes a right, which the daemon gives up before it reads an image. So it
-//! takes the nice value before ([`take`]), starts a thread that inherits it ([`pass_on`]), and goes
-//! back. That thread starts the queues' threads, which inherit it in their turn. Threads that these
-//! start go back, too ([`give_up`]). Without the right everything works as before.
+//! A lower nice value takes a right that the daemon gives up before it reads an image. So the
+//! daemon takes the nice value before that ([`take`]), starts a thread that inherits it
+//! ([`pass_on`]), and goes back. That thread starts the queues' threads, and they inherit the value
+//! in turn. Threads that these start go back, too ([`give_up`]). Without the right everything works
+//! as before.
 
 use parking_lot::Mutex;
 use rustix::process::{getpriority_process, setpriority_process};
@@ -29,7 +30,7 @@ static STARTER: Mutex<Option<mpsc::Sender<Job>>> = Mutex::new(None);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Must be called first by a thread that has the usual nice value.
+/// A thread that has the usual nice value must call this first.
 fn usual() -> i32 {
     *USUAL.get_or_init(|| getpriority_process(None).unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! Sharing extents on a mount, for other processes. Linux passes none of its own requests for that
+//! Sharing extents on a mount, for other processes. Linux does not pass its own requests for that
 //! (`FICLONERANGE`, `FIDEDUPERANGE`) on to FUSE, so these are Larder's. Payloads are words of 8
 //! bytes:
 //!

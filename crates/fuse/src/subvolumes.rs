@@ -12,8 +12,8 @@
 //! | list | [`IOC_SUBVOLS`]; in: the least id wanted, out: JSON |
 //! | what was written | [`IOC_FIND_NEW`]; in: transaction, inode, offset; out: JSON |
 //!
-//! [`IOC_SNAPSHOT`] takes the source's inode number instead of a descriptor. The inode and offset
-//! of [`IOC_FIND_NEW`] say where to begin.
+//! [`IOC_SNAPSHOT`] takes the source's inode number instead of a descriptor. [`IOC_FIND_NEW`]
+//! begins at its inode and offset.
 
 use crate::control::{LARDER, READ, TEXT_LEN, WRITE, call, hex, ioc, open, write_back_pages};
 use larder_fs::{NewExtent, SubvolInfo, Timestamp};

@@ -4,8 +4,8 @@
 //! gone. It is bounded, and so is its line of jobs: a caller that finds the line full runs its job
 //! itself. So memory stays bounded, too.
 //!
-//! Of the idle threads the one that worked last gets the next job: its stack and what it has looked
-//! at are still in the caches. The others stay idle and end.
+//! Of the idle threads the one that worked last gets the next job: its stack and the data that it
+//! has used are still in the caches. The others stay idle and end.
 
 use crate::priority;
 use parking_lot::{Condvar, Mutex, MutexGuard};

@@ -6,25 +6,10 @@
 //! archive would give another image elsewhere. Such an ACL is refused. GNU tar can store the form
 //! of Linux as well, as an extended attribute, and then the text does not matter.
 
-/// The attribute of the ACL that decides about access.
-pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The attribute of the ACL that new entries of a directory get.
-pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
+use larder_format::acl::{Acl, Class};
 
-/// The version that the value begins with.
-const VERSION: u32 = 2;
-/// The id of entries that have none.
-const NO_ID: u32 = u32::MAX;
-
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const GROUP: u16 = 0x08;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
-
-/// The value of an attribute for an ACL. `None` if the mode alone says the same, for which Linux
-/// has no attribute; only an ACL for access can be such.
+/// The value of an attribute for an ACL. `None` if the mode alone says the same: Linux stores no
+/// attribute then. A default ACL never says the same.
 pub(crate) fn from_text(text: &[u8], is_default: bool) -> Result<Option<Vec<u8>>, String> {
     let text = str::from_utf8(text).map_err(|_| "an ACL that is not text".to_owned())?;
     let mut entries = Vec::new();
@@ -34,30 +19,16 @@ pub(crate) fn from_text(text: &[u8], is_default: bool) -> Result<Option<Vec<u8>>
             entries.push(entry(line)?);
         }
     }
-    entries.sort_unstable();
-    let needed = [USER_OBJ, GROUP_OBJ, OTHER];
-    let named = entries.iter().any(|&(tag, ..)| tag == USER || tag == GROUP);
-    let count = |of: u16| entries.iter().filter(|&&(tag, ..)| tag == of).count();
-    let doubled = entries.windows(2).any(|pair| (pair[0].0, pair[0].1) == (pair[1].0, pair[1].1));
-    if !entries.is_empty()
-        && (needed.iter().any(|&tag| count(tag) != 1) || doubled || named && count(MASK) == 0)
-    {
-        return Err(format!("an ACL that is not whole: {text:?}"));
-    }
-    if entries.is_empty() || !is_default && entries.len() == 3 {
+    if entries.is_empty() {
         return Ok(None);
     }
-    let mut value = VERSION.to_le_bytes().to_vec();
-    for (tag, id, permissions) in entries {
-        value.extend(tag.to_le_bytes());
-        value.extend(permissions.to_le_bytes());
-        value.extend(id.to_le_bytes());
-    }
-    Ok(Some(value))
+    entries.sort_unstable();
+    let acl = Acl::new(entries).map_err(|_| format!("an ACL that is not whole: {text:?}"))?;
+    Ok((is_default || !acl.is_mode()).then(|| acl.to_bytes()))
 }
 
-/// Tag, id and permissions.
-fn entry(line: &str) -> Result<(u16, u32, u16), String> {
+/// What an entry is for, and its permissions.
+fn entry(line: &str) -> Result<(Class, u8), String> {
     let wrong = || format!("an ACL with the entry {line:?}");
     let fields: Vec<_> = line.split(':').map(str::trim).collect();
     let (tag, name, permissions, number) = match fields[..] {
@@ -67,25 +38,24 @@ fn entry(line: &str) -> Result<(u16, u32, u16), String> {
         [tag, name, permissions, number] => (tag, name, permissions, Some(number)),
         _ => return Err(wrong()),
     };
-    let tag = match (tag, name.is_empty()) {
-        ("user" | "u", true) => USER_OBJ,
-        ("user" | "u", false) => USER,
-        ("group" | "g", true) => GROUP_OBJ,
-        ("group" | "g", false) => GROUP,
-        ("mask" | "m", true) => MASK,
-        ("other" | "o", true) => OTHER,
-        _ => return Err(wrong()),
-    };
-    let id = match (name, number) {
-        ("", _) => NO_ID,
-        (_, Some(number)) => number.parse().map_err(|_| wrong())?,
-        ("root", None) => 0,
+    let id = || match (name, number) {
+        (_, Some(number)) => number.parse().map_err(|_| wrong()),
+        ("root", None) => Ok(0),
         (name, None) => name.parse().map_err(|_| {
             format!(
                 "an ACL for {name:?} without a number; make the archive with `tar --xattrs \
                  --xattrs-include='*'`"
             )
-        })?,
+        }),
+    };
+    let class = match (tag, name.is_empty()) {
+        ("user" | "u", true) => Class::Owner,
+        ("user" | "u", false) => Class::User(id()?),
+        ("group" | "g", true) => Class::Group,
+        ("group" | "g", false) => Class::NamedGroup(id()?),
+        ("mask" | "m", true) => Class::Mask,
+        ("other" | "o", true) => Class::Other,
+        _ => return Err(wrong()),
     };
     let mut bits = 0;
     for c in permissions.chars() {
@@ -97,7 +67,7 @@ fn entry(line: &str) -> Result<(u16, u32, u16), String> {
             _ => return Err(wrong()),
         };
     }
-    Ok((tag, id, bits))
+    Ok((class, bits))
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Options: what is left out, and what is changed by pattern.
 //!
-//! A [`Pattern`] is a glob, as in a shell. With a slash that is not its last character it is
-//! compared with the whole path from the root of the image (a leading slash changes nothing), and
-//! without one with the name alone, at any depth. `*` and `?` stop at a slash, `**` does not. With
-//! a slash at its end it means directories only. Nothing else has a meaning: `!` and `\` at the
-//! beginning are not those of gitignore.
+//! A [`Pattern`] is a glob, as in a shell. If it has a slash before its last character, it is
+//! compared with the whole path from the root of the image; a leading slash changes nothing.
+//! Otherwise it is compared with the name alone, at any depth. `*` and `?` stop at a slash, `**`
+//! does not. A slash at its end limits it to directories. Nothing else has a meaning: `!` and `\`
+//! at the beginning are not those of gitignore.
 //!
-//! All of it works on the tree that the sources make together, so paths are those in the image.
+//! Patterns and rules work on the tree that the sources make together, so paths are those in the
+//! image.
 
 use crate::change::Change;
 use crate::{Error, Kind, Result, Time, TreePath};
@@ -15,12 +16,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What is done with sources, and with how much.
+/// What is done with sources, and with how much memory and space.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Memory for sorting, in bytes.
     pub memory: usize,
-    /// Where temporary files are made: what does not fit memory, and unpacked archives.
+    /// Where temporary files are made: records that memory does not hold, and unpacked archives.
     pub temporary: PathBuf,
     /// What is left out.
     pub exclude: Vec<Pattern>,

@@ -1,9 +1,9 @@
 //! All sources of an image together: gathered once, then streamed as often as one likes.
 //!
-//! [`Sources::gather`] reads every source to its end, but for contents. After that the tree is
-//! known to be one: links lead to files, no path leads out. [`Sources::entries`] streams it, and
-//! [`Sources::first_layers`] streams what it was before the later layers came. [`Sources::open`]
-//! gives the contents of a file.
+//! [`Sources::gather`] reads every source to its end, except the contents of files. After that the
+//! tree is known to be sound: links lead to files, no path leads out. [`Sources::entries`] streams
+//! it, and [`Sources::first_layers`] streams the tree as it was before the later layers.
+//! [`Sources::open`] gives the contents of a file.
 
 use crate::error::{Error, Result, shown};
 use crate::overlay::{Collector, Entries, Merged};
@@ -75,7 +75,7 @@ impl Sources {
         self.merged.at_most()
     }
 
-    /// What sources have that no image can, and that was left out.
+    /// What sources have and no image can have. It was left out.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes

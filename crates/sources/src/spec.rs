@@ -1,8 +1,7 @@
 //! A source as the command line names it: `SOURCE[:PATH]`.
 //!
-//! `PATH` is where the source is placed in the image. It begins with a slash, and that is how it is
-//! told from the rest: the last part behind a colon is a place if it begins with a slash. A colon
-//! that belongs to a name is written `\:`.
+//! `PATH` is where the source is placed in the image. The last part behind a colon is a place if it
+//! begins with a slash. A colon that belongs to a name is written `\:`.
 //!
 //! Without a prefix the source itself tells what it is: a directory, an image of btrfs, or an
 //! archive. With one, further parts may follow the file:
@@ -36,7 +35,7 @@ pub struct SourceSpec {
     given: Vec<u8>,
 }
 
-/// What a source is.
+/// What sort of source it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Sort {

@@ -1,10 +1,10 @@
 //! Sorting more records than memory holds.
 //!
 //! A [`Sorter`] takes records, each a key and a value, in any order. [`Sorter::finish`] gives them
-//! back in the order of their keys, compared as bytes; records of equal keys stay in the order in
-//! which they came. Hidden here is where they are meanwhile. Up to a budget they are in memory.
-//! Beyond it they go, sorted, to a temporary file that has no name, so nothing of it outlives the
-//! process. Such a piece is a *run*, and the runs are merged while they are read.
+//! back in the order of their keys, compared as bytes. Records of equal keys stay in the order in
+//! which they came. Hidden here is where the records are meanwhile. Up to a budget they are in
+//! memory. Beyond it they go, sorted, to a temporary file that has no name, so nothing of it
+//! outlives the process. Such a piece is a *run*, and the runs are merged while they are read.
 //!
 //! A [`Sorted`] never changes. It can be read any number of times, also by several threads.
 //! Writing takes memory up to the budget, and reading takes less. The one exception is a single

@@ -2,7 +2,7 @@
 //!
 //! Owner, mode, time of the last change and extended attributes decide whether an entry is as the
 //! sources say. The times of the last access and of the inode do not: reading a source changes the
-//! first, and any change here the second. They are set together with the others.
+//! first, and any change here changes the second. They are set together with the others.
 
 use larder_fs::{Attr, Filesystem, InodeId, Result, SetAttr, SetTime, Timestamp, XattrMode};
 use larder_sources::{Attributes, Time};
@@ -21,7 +21,8 @@ pub(crate) fn differ(fs: &Filesystem, now: &Attr, wanted: &Attributes) -> Result
     Ok(!same || xattrs(fs, now.id)? != wanted.xattrs)
 }
 
-/// Sets all of them. The owner comes before the mode, of which it would take bits away.
+/// Sets all of them. The owner comes before the mode, because a change of owner takes bits of the
+/// mode away.
 pub(crate) fn set(fs: &Filesystem, id: InodeId, wanted: &Attributes) -> Result<()> {
     let owner = SetAttr { uid: Some(wanted.uid), gid: Some(wanted.gid), ..SetAttr::default() };
     fs.setattr(id, &owner)?;
@@ -53,8 +54,8 @@ fn set_xattrs(fs: &Filesystem, id: InodeId, wanted: &Attributes) -> Result<()> {
     Ok(())
 }
 
-/// Extended attributes, sorted by name. Properties of btrfs are the image's own: how a file is
-/// compressed is not the sources' to say, unless they do.
+/// Extended attributes, sorted by name. Properties of btrfs are the image's own: the sources do not
+/// decide how a file is compressed, unless they have the property.
 fn xattrs(fs: &Filesystem, id: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut all = Vec::new();
     for name in fs.listxattr(id)? {

@@ -11,8 +11,8 @@ use std::ops::Range;
 
 /// Bytes that are read at once from either side. A compressed extent covers a part of it.
 const PIECE: u64 = 1 << 20;
-/// What is written is a number of these, apart from the end of the file: large enough that an
-/// extent of its own is worth it.
+/// Runs that are written consist of these, apart from the end of the file. They are large enough to
+/// be worth an extent of their own.
 const BLOCK: usize = 64 << 10;
 
 /// What failed: the source, or the image.
@@ -43,7 +43,8 @@ pub(crate) struct File<'a> {
 }
 
 impl File<'_> {
-    /// Makes it `size` bytes that `source` has. Returns the number of bytes that were written.
+    /// Makes it equal to `source`, which has `size` bytes. Returns the number of bytes that were
+    /// written.
     pub(crate) fn become_like(&self, source: &mut dyn Contents, size: u64) -> Result<u64, Failed> {
         let mut written = 0;
         let mut at = 0;

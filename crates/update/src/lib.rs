@@ -1,14 +1,14 @@
 //! Changes a subvolume of an image to what its sources say, moving only differences.
 //!
-//! Entries and the image are walked side by side, both in the order of paths, so that one listing
-//! for each level of directories is all that has to be in memory. What only the image has is
-//! removed, what only the sources have is made, and what both have is compared. A file is taken as
-//! equal if its size and the time of its last change are, as rsync does it, or if its bytes are
-//! ([`Compare`]). Of a file that is not, only the blocks that differ are written.
+//! Entries and the image are walked side by side, both in the order of paths. So only one listing
+//! for each level of directories has to be in memory. What only the image has is removed, what only
+//! the sources have is made, and what both have is compared. A file is taken as equal if its size
+//! and the time of its last change are equal, as rsync does it, or if its bytes are ([`Compare`]).
+//! Of a file that differs, only the blocks that differ are written.
 //!
 //! Subvolumes within the subvolume are never removed, nor the directories that lead to them: the
-//! snapshot of before may hang there. Everything is changed through the engine, so that a crash
-//! leaves a good file system, with a part of the changes.
+//! snapshot of the state before may hang there. Everything is changed through the engine. So after
+//! a crash the file system is sound, and has a part of the changes.
 //!
 //! # Modules
 //!
@@ -42,8 +42,8 @@ use larder_sources::{Contents, Entry, Locator};
 /// How a file of the image is compared with that of the sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compare {
-    /// By size and time of the last change. A source whose times were all set to one must not be
-    /// compared this way.
+    /// By size and time of the last change. If all times of a source were set to one value, files
+    /// must not be compared this way.
     #[default]
     TimeAndSize,
     /// By their bytes, all of which are read on both sides.
@@ -55,7 +55,7 @@ pub enum Compare {
 pub struct Options {
     /// How files are compared.
     pub compare: Compare,
-    /// Say what would be done, and do nothing.
+    /// Report what would be done, and do nothing.
     pub dry_run: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Options {
 pub type OpenContents<'a> = dyn Fn(&Locator) -> Result<Box<dyn Contents>, BoxError> + 'a;
 
 /// Changes the tree at the directory `root` to what `entries` say. They come in the order of their
-/// paths, each directory before what it holds. `each` is told of every change and may return false
+/// paths, each directory before what it holds. `each` is called for every change, and returns false
 /// to end early. The changes are durable after [`Filesystem::sync`].
 ///
 /// # Errors

@@ -21,7 +21,8 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// The inode of a group of which a name has come before; within, `None` in a dry run.
+    /// The inode of the group if one of its names has come before; the inner value is `None` in a
+    /// dry run.
     pub(crate) fn of(&self, group: Option<LinkGroup>) -> Option<Option<InodeId>> {
         self.groups.get(&group?).copied()
     }

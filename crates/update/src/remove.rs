@@ -39,8 +39,8 @@ pub(crate) fn remove(fs: &Filesystem, dir: InodeId, name: &Name) -> Result<bool>
     Ok(gone == Some(true))
 }
 
-/// Tells of each name of a file that [`remove`] would take away, and whether the name itself would
-/// be gone.
+/// Calls `each` for every name of a file that [`remove`] would take away, and returns whether the
+/// name itself would be gone.
 pub(crate) fn would_remove(
     fs: &Filesystem,
     dir: InodeId,

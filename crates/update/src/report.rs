@@ -16,7 +16,7 @@ pub struct Change<'a> {
 pub enum What {
     /// The image did not have it.
     Added,
-    /// The sources do not have it. What a removed directory held is not told on its own.
+    /// The sources do not have it. The contents of a removed directory are not reported one by one.
     Removed,
     /// It was something else, or another inode.
     Replaced,

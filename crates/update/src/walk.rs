@@ -18,20 +18,20 @@ pub(crate) struct Walk<'a> {
     each: &'a mut dyn FnMut(&Change<'_>) -> bool,
     summary: Summary,
     links: Links,
-    /// Directories from the root to the one whose entries come.
+    /// Directories from the root to the one whose entries are coming.
     levels: Vec<Level>,
 }
 
-/// A directory whose entries come.
+/// A directory whose entries are coming.
 struct Level {
     path: TreePath,
     /// `None`: it would have been made, but this is a dry run.
     id: Option<InodeId>,
-    /// What the image has in it and the sources have not come to.
+    /// Names that the image has in it, and that the sources have not come to yet.
     left: Peekable<std::vec::IntoIter<Name>>,
     /// What the sources say of it. `None` for a root without an entry.
     attributes: Option<Attributes>,
-    /// It was told already, as something new.
+    /// It was reported already, as something new.
     told: bool,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Leaves all directories; nothing comes any more.
+    /// Leaves all directories. No more entries come.
     pub(crate) fn finish(mut self) -> Result<Summary> {
         while !self.levels.is_empty() {
             self.leave()?;
@@ -110,8 +110,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Ends a directory: removes what the sources do not have, and sets its attributes, since its
-    /// time is another after each change in it.
+    /// Ends a directory: removes what the sources do not have, and sets its attributes. They are
+    /// set last, because each change in the directory changes its time.
     fn leave(&mut self) -> Result<()> {
         while let Some(name) = self.top().left.next() {
             self.remove_left(&name)?;
@@ -119,7 +119,7 @@ impl<'a> Walk<'a> {
         let level = self.levels.pop().expect("the caller has seen it");
         let (Some(id), Some(wanted)) = (level.id, &level.attributes) else { return Ok(()) };
         let now = self.fs.getattr(id).at(&level.path, "read attributes")?;
-        // The time differs wherever names came or went, which were told themselves.
+        // The time differs wherever names came or went. Those names were reported themselves.
         let untouched = Attr { mtime: attributes::timestamp(wanted.modified), ..now.clone() };
         let differ = |attr| attributes::differ(self.fs, attr, wanted);
         let others = differ(&untouched).at(&level.path, "read attributes")?;
@@ -148,7 +148,7 @@ impl<'a> Walk<'a> {
         Ok(if self.is_same(entry, &attr)? { Found::Same(attr) } else { Found::Other(there) })
     }
 
-    /// Is it of the entry's type, with what belongs to the type and cannot be changed?
+    /// Is it of the entry's type, with equal values of what cannot be changed in that type?
     fn is_same(&self, entry: &Entry, now: &Attr) -> Result<bool> {
         if kind_of(&entry.kind) != now.kind {
             return Ok(false);
@@ -174,8 +174,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Removes a name with what is below it, or finds what that would do. Returns whether it is
-    /// gone.
+    /// Removes a name with what is below it, or finds out what that would do. Returns whether the
+    /// name is gone.
     fn take_away(&mut self, dir: InodeId, name: &Name, path: &TreePath) -> Result<bool> {
         if !self.options.dry_run {
             return remove::remove(self.fs, dir, name).at(path, "remove it");
@@ -185,7 +185,7 @@ impl<'a> Walk<'a> {
             .at(path, "look at it")
     }
 
-    /// Makes room for an entry that cannot be what is in its place.
+    /// Makes room for an entry that cannot become what is in its place.
     fn clear(&mut self, path: &TreePath, name: &Name) -> Result<()> {
         let dir = self.top().id.expect("a directory to be made has no names");
         if name.is_subvolume(dir) {
@@ -235,7 +235,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A name of an inode that an earlier entry has brought; `first` is `None` in a dry run.
+    /// A name of an inode that an earlier entry made known; `first` is `None` in a dry run.
     fn further_name(&mut self, entry: &Entry, first: Option<InodeId>, found: Found) -> Result<()> {
         match found {
             Found::Same(now) if Some(now.id) == first => {

@@ -23,6 +23,7 @@ use crate::select::Select;
 use crate::{failure, print, size};
 use anyhow::anyhow;
 use indicatif::ProgressBar;
+use larder_format::acl::{ACCESS, DEFAULT};
 use larder_fs::{FileKind, Timestamp};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -457,8 +458,8 @@ fn concerns_one_entry(error: &anyhow::Error) -> bool {
 /// Attributes that are copied: those of programs and of the system's access control.
 pub(crate) fn is_copied(name: &[u8]) -> bool {
     [&b"user."[..], b"security.", b"trusted.", b"btrfs."].iter().any(|p| name.starts_with(p))
-        || name == b"system.posix_acl_access"
-        || name == b"system.posix_acl_default"
+        || name == ACCESS
+        || name == DEFAULT
 }
 
 #[cfg(test)]

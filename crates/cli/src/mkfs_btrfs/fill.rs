@@ -82,8 +82,8 @@ fn refused(error: impl std::error::Error) -> Refused {
     Refused::because(error.to_string())
 }
 
-/// What is written, and how large it becomes. A size that was given is the least one of a file, but
-/// the size on a device.
+/// Where the file system is written, and how large it becomes. A file gets at least the size that
+/// was given, and the file system on a device gets exactly that.
 fn place(options: &Options, content: &Content) -> Result<(Output, ImageSize), Refused> {
     let path = options.device.clone();
     let shrunk = content.shrink.then_some(ImageSize::Shrink { align: 4096 });
@@ -119,7 +119,7 @@ fn gather(from: &Path) -> Result<Sources, Refused> {
         let what = "is not a directory, or cannot be read";
         return Err(Refused::because(format!("{} {what}", from.display())));
     }
-    // A colon in a name is one of the name.
+    // A colon in the directory's name belongs to the name.
     let mut argument = b"dir:".to_vec();
     for byte in from.as_os_str().as_bytes() {
         if *byte == b':' {

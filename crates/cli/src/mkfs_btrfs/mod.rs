@@ -1,7 +1,7 @@
 //! The `mkfs.btrfs` habit: called by this name, Larder takes the command line of mkfs.btrfs.
 //!
-//! Programs that make images, systemd-repart and mkosi among them, start `mkfs.btrfs` with options
-//! that they know to be there. A link of that name on the PATH, and they use Larder. So the
+//! Programs that make images, such as systemd-repart and mkosi, start `mkfs.btrfs` with options
+//! that they expect it to have. With a link of that name on the PATH they use Larder. So the
 //! options, the defaults, the exit codes and the shape of the output are those of btrfs-progs 6.14
 //! (`options`, `report`), and not those of `larder mkfs`: there is no block group tree by default,
 //! an error is always 1, and errors begin with `ERROR:`.
@@ -128,7 +128,7 @@ fn open(path: &Path) -> Result<FileDevice, Refused> {
     opened.map_err(|e| Refused::because(e.to_string()))
 }
 
-/// What is already there is overwritten by force only.
+/// What is there already is overwritten only with `-f`.
 fn refuse_existing(options: &Options, device: &FileDevice) -> Result<(), Refused> {
     let Some(found) = recognise(device).filter(|_| !options.force) else { return Ok(()) };
     let path = options.device.display();

@@ -1,6 +1,6 @@
 //! The command line of mkfs.btrfs, as btrfs-progs 6.14 has it, with two later options.
 //!
-//! Values are taken apart here, with the same words refused as there. What mkfs.btrfs knows and
+//! Values are parsed here, and the same words are refused as there. What mkfs.btrfs knows and
 //! Larder does not is refused by name.
 
 use super::Refused;
@@ -101,7 +101,7 @@ pub(super) struct Content {
     pub(super) subvolumes: Vec<Subvolume>,
     pub(super) flags: Vec<InodeFlags>,
     pub(super) shrink: bool,
-    /// Extents were to be those of the directory.
+    /// The extents of the directory's files were to be shared.
     pub(super) reflink: bool,
 }
 
@@ -309,8 +309,8 @@ fn nodesize(text: &str) -> Result<Option<u32>, Refused> {
     bytes.transpose()
 }
 
-/// `no`, or a method and a level. Unlike Larder's own options, zstd's levels end at 15, and a level
-/// that is empty or 0 is the default, as there.
+/// `no`, or a method and a level. Here zstd's levels end at 15, and a level that is empty or 0 is
+/// the default, as in mkfs.btrfs; Larder's own options take others, too.
 fn compress(text: &str) -> Result<Option<Packing>, Refused> {
     if text == "no" {
         return Ok(None);
@@ -332,7 +332,7 @@ fn compress(text: &str) -> Result<Option<Packing>, Refused> {
     chosen.parse().map(Some).map_err(|_| bad())
 }
 
-/// `[TYPE:]PATH`. A path with another word in front of a colon is a path with a colon.
+/// `[TYPE:]PATH`. If the word before the colon is no type, the colon belongs to the path.
 fn subvolume(text: &OsString) -> Subvolume {
     let (kind, path) = before_colon(text);
     let (read_only, default) = match kind {

@@ -1,12 +1,12 @@
-//! Completions: how a caller learns that something has come to its end.
+//! Completions: how a caller learns that something has ended.
 //!
-//! What takes long is given a [`Completion`], and its thread goes on with other work. The thread
-//! that brings it to its end completes it: the leader of a log, or the committer. So a hundred
-//! callers of `fsync` cost no hundred threads that are put to sleep and woken.
+//! A caller gives a [`Completion`] to work that takes long, and its own thread goes on. The thread
+//! that ends the work completes it: the leader of a log, or the committer. So a hundred callers of
+//! `fsync` cost no hundred threads that are put to sleep and woken.
 //!
 //! A caller that has nothing else to do parks on a completion ([`wait_for`]). A parked thread can
-//! be lent a job ([`Completion::lend`]): a leader whose own caller is waiting for it lets another
-//! thread go on.
+//! be lent a job ([`Completion::lend`]). A leader does so when its own caller waits for it: another
+//! thread then leads, and the leader's thread returns to its caller.
 
 use crate::api::may_wait;
 use crate::error::{Error, Result};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 /// Work for a thread that is parked.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// Told once how something has ended.
+/// Called once with the outcome of something.
 ///
-/// It is told where that becomes known, in the middle of a commit or of a batch of the log. So the
-/// call only passes the outcome on: it must not wait or call the engine.
+/// The call is made where the outcome becomes known, in the middle of a commit or of a batch of the
+/// log. So it only passes the outcome on: it must not wait or call the engine.
 pub struct Completion {
     caller: Option<Caller>,
     /// The error of a part that has ended already.
@@ -46,12 +46,12 @@ impl Completion {
     pub fn new(call: impl FnOnce(Result<()>) + Send + 'static) -> Self {
         Self { caller: Some(Caller::Call(Box::new(call))), failed: None }
     }
-    /// A part has ended like this. Its error is told at the end, unless the rest fails as well.
+    /// A part has ended like this. Its error is the outcome, unless the rest fails as well.
     pub(crate) fn after(mut self, part: Result<()>) -> Self {
         self.failed = self.failed.take().or(part.err());
         self
     }
-    /// Tells the outcome.
+    /// Makes the call with the outcome.
     pub(crate) fn complete(mut self, outcome: Result<()>) {
         let outcome = outcome.and(self.failed.take().map_or(Ok(()), Err));
         match self.caller.take() {
@@ -64,8 +64,8 @@ impl Completion {
     pub(crate) fn is_parked(&self) -> bool {
         matches!(self.caller, Some(Caller::Parked(_)))
     }
-    /// Has the thread that is parked here, or about to park, do a job before it learns the outcome.
-    /// False if there is no such thread.
+    /// Lends a job to the thread that is parked here, or about to park. That thread does the job
+    /// before it learns the outcome. False if there is no such thread.
     pub(crate) fn lend(&self, job: impl FnOnce() + Send + 'static) -> bool {
         match &self.caller {
             Some(Caller::Parked(parked)) => parked.lend(Box::new(job)),
@@ -83,10 +83,10 @@ impl Drop for Completion {
     }
 }
 
-/// Begins something, and waits until it has come to its end.
+/// Begins something, and waits until it has ended.
 ///
 /// # Errors
-/// What the completion is told; `WouldBlock`, although it was begun.
+/// The error with which it ended; `WouldBlock`, although it was begun.
 pub(crate) fn wait_for(begin: impl FnOnce(Completion)) -> Result<()> {
     lock::before_waiting(Wait::Commit);
     let parked = Arc::<Parked>::default();

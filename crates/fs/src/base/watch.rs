@@ -5,13 +5,13 @@
 //!   allow that (`crate::lock`): an inode's state, a tree, and most others. The devices of a file
 //!   system are wrapped (`device`): each access looks at what its thread holds, and panics. Waits
 //!   for other threads are looked at where they are made (`crate::lock::Condvar`).
-//! - While an inode is logged, no thread that holds a tree allocates. On other file systems exactly
-//!   that, copying leaves under their lock, has held up all other threads. Only an allocator sees
-//!   every allocation, and a library has none. An allocator that asks [`is_logging_under_a_tree`]
-//!   is in `crates/simtest/tests/log_locks.rs`.
+//! - While an inode is logged, no thread that holds a tree allocates memory. Other file systems
+//!   copied leaves under the lock of their tree, and that held up all other threads. Only an
+//!   allocator sees every allocation, and a library has none. An allocator that asks
+//!   [`is_logging_under_a_tree`] is in `crates/simtest/tests/log_locks.rs`.
 //!
-//! Doing both on purpose (`log::fsync`) shows that they are noticed. Other builds have nothing of
-//! this.
+//! Doing both on purpose (`log::fsync`) shows that they are noticed. Other builds contain nothing
+//! of this.
 
 use larder_volume::Device;
 use std::sync::Arc;

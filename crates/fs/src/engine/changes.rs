@@ -54,7 +54,7 @@ pub(crate) struct Logged {
     /// The transaction whose log has it.
     pub(crate) generation: Generation,
     pub(crate) txn: Weak<Txn>,
-    /// `None`: something was taken for that log and did not get there. Only the commit has it.
+    /// `None`: something was taken for that log and did not get into it. Only the commit has it.
     pub(crate) ticket: Option<u64>,
     /// How many directories had moved then.
     pub(crate) moves: u64,

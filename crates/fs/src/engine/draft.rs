@@ -72,7 +72,7 @@ impl<'a> Draft<'a> {
     pub(crate) fn get(&mut self, key: &Key) -> Result<Option<&Vec<u8>>> {
         Ok(self.change(key)?.now.as_ref())
     }
-    /// The item, to be changed, set or taken away.
+    /// The item, so that the caller can change, set or remove it.
     pub(crate) fn slot(&mut self, key: &Key) -> Result<&mut Option<Vec<u8>>> {
         let change = self.change(key)?;
         change.touched = true;
@@ -84,7 +84,7 @@ impl<'a> Draft<'a> {
             self.changes.insert(*key, Change { existed: false, touched: true, now: Some(data) });
         debug_assert!(old.is_none(), "{key} was not new to the draft");
     }
-    /// Takes away an item that is known to exist: nothing is read.
+    /// Removes an item that is known to exist: nothing is read.
     pub(crate) fn delete_known(&mut self, key: &Key) {
         self.changes.insert(*key, Change { existed: true, touched: true, now: None });
     }

@@ -58,8 +58,8 @@ impl Drops {
             self.changed.wait(&mut queue);
         }
     }
-    /// A tree was dropped (`Some(true)`), was not because the thread is to end (`Some(false)`), or
-    /// could not be dropped (`None`).
+    /// What came of dropping a tree: `Some(true)` if it was dropped, `Some(false)` if the thread is
+    /// to end first, `None` if it cannot be dropped.
     pub(crate) fn done(&self, id: TreeId, dropped: Option<bool>) {
         let mut queue = self.queue.lock();
         if dropped != Some(false) {

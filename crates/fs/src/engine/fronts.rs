@@ -12,9 +12,8 @@
 //!
 //! A front end may end without giving its holds back one by one: a kernel sends no FORGET at the
 //! end of a mount. It then gives them all back at once ([`Filesystem::leave`]). What only this
-//! front end kept is deleted, and the others go on. Front ends are few and numbered from 0; numbers
-//! are used again. Each inode table has one map of holds for each number that ever held something
-//! there, so a single front end pays for one map.
+//! front end kept is deleted, and the others go on. Numbers of front ends are used again. An inode
+//! table has one map of holds for each number, so a single front end pays for one map.
 //!
 //! [`Filesystem::is_known_elsewhere`]: crate::Filesystem::is_known_elsewhere
 //! [`Filesystem::leave`]: crate::Filesystem::leave

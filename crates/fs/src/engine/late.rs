@@ -35,9 +35,9 @@ impl Handle<'_> {
     /// Notes that an inode's item has to be written at the seal.
     ///
     /// An inode that is noted is not noted again, unless its item was written meanwhile
-    /// ([`write_items_ahead`]). Either the writer of the item sees what the caller has changed, or
-    /// the caller sees that the writer has begun: each does its own part first, and behind a fence
-    /// looks for the other's.
+    /// ([`write_items_ahead`]). Each side does its own part first, and after a fence looks for the
+    /// part of the other. So either the writer of the item sees what the caller has changed, or the
+    /// caller sees that the writer has begun.
     pub(crate) fn mark_dirty(&mut self, inode: &Arc<Inode>) {
         fence(Ordering::SeqCst);
         if inode.noted_in.load(Ordering::Relaxed) == self.txn.generation.0 {
@@ -68,9 +68,9 @@ const AHEAD: usize = 64;
 /// Writes inode items that operations left to the seal while operations go on, if there are many.
 /// The seal, for which all operations wait, then has only those that have changed again.
 ///
-/// It never waits for space or a seal: this is the thread that such a wait would be for. What it
-/// cannot write, the seal writes. Only the committer may call it, because a seal in the midst of it
-/// would not find the inodes that it has taken.
+/// It never waits for space or a seal, because the committer is the thread that such a wait would
+/// be for. What it cannot write, the seal writes. Only the committer may call it: a seal in the
+/// midst of it would not find the inodes that it has taken.
 pub(crate) fn write_items_ahead(core: &Core) {
     let txn = core.txns.running();
     let many = core.options.tuning.seal_ahead.unwrap_or(MANY_INODES);

@@ -1,6 +1,6 @@
 //! Where subvolumes hang, as far as the published root tree does not say so yet.
 //!
-//! Operations leave that with their transaction ([`crate::transaction::RootNotes`]). Until the
+//! Operations note it with their transaction ([`crate::transaction::RootNotes`]). Until the
 //! transaction is published, look-ups find it here first.
 
 use crate::engine::Core;
@@ -38,7 +38,7 @@ impl Core {
         h.txn.roots.lock().links.insert(child, link.clone());
         self.links.0.write().insert(child, (h.generation(), link));
     }
-    /// Takes back a link that was noted in vain, for something that was new.
+    /// Takes back a link that was noted for something new that was not made after all.
     pub(crate) fn forget_link(&self, h: &Handle<'_>, child: TreeId) {
         h.txn.roots.lock().links.remove(&child);
         self.links.0.write().remove(&child);
@@ -72,8 +72,8 @@ impl Core {
     /// # Errors
     /// Reading, corruption.
     pub(crate) fn has_nested(&self, parent: TreeId) -> Result<bool> {
-        // What is newer is looked at first, so that nothing is missed that a commit moves from
-        // there to the root tree meanwhile.
+        // Newer links are looked at first. Otherwise a link that a commit moves from there to the
+        // root tree meanwhile could be missed.
         let newer: BTreeSet<TreeId> = {
             let newer = self.links.0.read();
             if newer.values().any(|(_, link)| link.as_ref().is_some_and(|l| l.parent == parent)) {

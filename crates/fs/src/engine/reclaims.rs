@@ -29,8 +29,8 @@ figures! {
         rounds: u64 = [Data, Metadata].map(|kind| core.space.accounts.stats(kind).reclaims)
             .iter().sum(),
         /// Rounds of writing delayed data; how much they were asked for, and how much they wrote.
-        /// It is counted in bytes if data was short. If metadata was short, it is counted in runs
-        /// of files, because delayed data reserves metadata for each of its files.
+        /// If data was short, this is counted in bytes. If metadata was short, it is counted in
+        /// runs of files, because delayed data reserves metadata for each of its files.
         writes: u64 = count(&core.reclaims.writes),
         asked_bytes: u64 = count(&core.reclaims.asked_bytes),
         written_bytes: u64 = count(&core.reclaims.written_bytes),

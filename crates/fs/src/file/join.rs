@@ -5,10 +5,10 @@
 //! that the running transaction has made is in no tree on the device yet, and can still grow, up to
 //! the largest extent that the format allows.
 //!
-//! Nothing else may refer to either of the two extents; the notes of the transaction tell. And no
-//! log may have them: another file may come to share an extent that has grown, and a log that has
-//! the old and the new one would have two extents in one place. The pieces may complete in any
-//! order: each joins what is before it and what is behind it.
+//! Nothing else may refer to either of the two extents; the notes of the transaction say whether
+//! anything does. Also, no log may have them. Another file may come to share an extent that has
+//! grown, and a log with both the old and the new extent would have two extents in one place. The
+//! pieces may complete in any order: each joins what is before it and what is behind it.
 
 use super::extents::{Content, Extent, ExtentCursor};
 use crate::engine::Inode;

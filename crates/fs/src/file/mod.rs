@@ -22,7 +22,7 @@
 //! | `reclaim` | what is done, and in which order, when space is short |
 //!
 //! A write goes into memory, with space reserved for it ([`delalloc`]). Write-back turns it into
-//! extents later. The room gives two promises to the rest of the engine. An extent enters the tree
+//! extents later. This room makes two promises to the rest of the engine. An extent enters the tree
 //! only when its data is on the device (a commit flushes it). The size in an inode's item never
 //! covers bytes that are not in extents ([`FileData::disk_size`]). Longer reasons are in
 //! `docs/FILE-DATA.md`.

@@ -1,6 +1,6 @@
 //! What is written back where space is short, as far as benchmarks choose.
 //!
-//! What the values mean, and why they are there: [`crate::tuning::older`].
+//! [`crate::tuning::older`] says what the values mean, and why they are there.
 
 use super::dirty::Tick;
 use super::{Delayed, writeback};

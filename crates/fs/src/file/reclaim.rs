@@ -61,7 +61,7 @@ struct Round<'a> {
     kind: SpaceKind,
     bytes: u64,
     begun: Moment,
-    /// Bytes that nothing held when it began.
+    /// Bytes that no operation held when it began.
     unheld: u64,
 }
 
@@ -159,8 +159,8 @@ impl Round<'_> {
     }
 
     /// Has a chunk made of what commits free. Operations on metadata reserve many times what they
-    /// use. When those under way have ended, delayed data is written and a commit is done, nothing
-    /// is left of that.
+    /// use. Once those under way have ended, delayed data is written, and a commit is done, these
+    /// reservations are gone.
     fn free_chunks(&self) -> Result<bool> {
         let files = Delayed { bytes: u64::MAX, runs: index(FEWEST_FILES) };
         let made = || -> Result<bool> {

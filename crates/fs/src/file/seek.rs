@@ -1,7 +1,7 @@
 //! SEEK_DATA and SEEK_HOLE.
 //!
-//! Data is what lies in extents or is delayed, in whole sectors. Preallocated extents that were not
-//! written are holes, as on Linux. The end of the file is a hole.
+//! Data is what lies in extents or is delayed, in whole sectors. Preallocated extents without data
+//! count as holes, as on Linux. The end of the file is a hole.
 
 use super::extents::{ExtentCursor, ceil, floor};
 use crate::api::{FileKind, Seek};

@@ -5,8 +5,8 @@
 //! cut, and in a file that is written in place they would be there before the new size is.) If
 //! there are many extents, shrinking takes several transactions. Each cuts some extents off the end
 //! and leaves a shorter, sound file. After a crash the length may be between the two, as on Linux.
-//! It does not set the new size at once and leave the rest to an ORPHAN item: Linux would not
-//! finish that. `docs/FILE-DATA.md` has the reason.
+//! The new size is not set at once with an ORPHAN item for the rest: Linux would not finish that.
+//! `docs/FILE-DATA.md` has the reason.
 //!
 //! Growing changes the size alone, and otherwise only what Linux expects on the device: zeros
 //! behind the old end, data in the leaf rewritten at its new length, and explicit holes on images
@@ -199,8 +199,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         // Space that is reserved behind the end can go while the end stays.
         if last || to <= inode.state.lock().size {
             let Some(old) = delalloc::cut(core, inode, to) else { continue };
-            // The zeros may be for a file that has left its leaf by itself meanwhile. It needs
-            // none.
+            // The zeros may be for a file that has left its leaf meanwhile. It needs none.
             if let (Tail::Leave, Some(zeros)) = (&tail, zeros) {
                 zeros.take_in(core, inode, old.min(size));
             }

@@ -9,10 +9,10 @@ use crate::file::fsync_data;
 use crate::watch::Logging;
 use std::sync::Arc;
 
-/// Makes one inode durable, its data, metadata and names, and tells `done` then. This thread waits
-/// for the inode's data to be written, and for nothing that other threads do.
+/// Makes one inode durable, its data, metadata and names, and then completes `done`. This thread
+/// waits for the inode's data to be written, and for nothing that other threads do.
 ///
-/// `done` is told `DataLost` while data of the file could not be written, although the rest is made
+/// `done` gets `DataLost` while data of the file could not be written, although the rest is made
 /// durable all the same; `ReadOnly` after a failed commit; `WouldBlock`.
 pub(crate) fn fsync(core: &Arc<Core>, inode: &Arc<Inode>, done: Completion) {
     if core.read_only.is_some() {

@@ -105,8 +105,8 @@ impl Replay<'_> {
     }
 
     /// An inode lost a name, so it has changed now. If the directory is newer than the inode, the
-    /// inode's own item was replayed before, and the time that the log has for it does not last. On
-    /// Linux it does not either.
+    /// inode's own item was replayed before, and this overwrites the time that the log has for it.
+    /// Linux does the same.
     pub(super) fn touch(&mut self, ino: ObjectId) -> Result<()> {
         let now = to_timespec(self.core.now());
         if let Some(known) = self.inode(ino)? {

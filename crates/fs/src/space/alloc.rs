@@ -5,11 +5,10 @@
 //! commit writes its items. The commit of N must not use a group that was made in transaction N+1,
 //! because its chunk tree does not have that group. So groups know their transaction.
 //!
-//! A thread may find no space, and before it makes a chunk other threads look and find none either.
-//! So chunks are counted. A thread that looks for space remembers the count ([`Seen`]) and makes no
-//! chunk while there is one that it has not seen. Otherwise chunks that nobody needs would be made:
-//! a device has room for a few only, and such a chunk is not given back before the commit after the
-//! next.
+//! Two threads may both find no space, and each would then make a chunk. So chunks are counted. A
+//! thread that looks for space remembers the count ([`Seen`]) and makes no chunk while there is one
+//! that it has not seen. Otherwise chunks would be made that no thread needs. A device has room for
+//! a few only, and such a chunk is not given back before the commit after the next.
 
 mod lifecycle;
 #[cfg(test)]
@@ -72,7 +71,7 @@ const SLACK_BLOCKS: u64 = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen(u64);
 
-/// What came of a request for a chunk.
+/// The outcome of a request for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkOutcome {
     /// There is a chunk that the caller has not seen, made by this call or by another thread. The
@@ -224,7 +223,7 @@ impl Allocator {
         }
     }
     /// The chunks of this moment. The caller is going to look for space for `kind`, and may then
-    /// want another chunk.
+    /// ask for another chunk.
     pub(crate) fn seen(&self, kind: SpaceKind) -> Seen {
         Seen(self.counter(kind).load(Ordering::Acquire))
     }
@@ -234,8 +233,8 @@ impl Allocator {
     }
 
     /// Keeps what the commit that is under way was promised, in groups that it may use. If `bytes`
-    /// would come out of that, a chunk is made first, if the device has room for one. Without room,
-    /// what is free now is not promised twice.
+    /// would come out of that, a chunk is made first, provided that the device has room for one.
+    /// Without room, what is free now is not promised twice.
     fn spare_the_commit(&self, txns: &impl Running, bytes: u64) -> Result<()> {
         let seen = self.seen(SpaceKind::Metadata);
         let kept = self.kept_by_commit.load(Ordering::Acquire);

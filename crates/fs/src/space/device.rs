@@ -1,9 +1,9 @@
 //! What chunks take of the device, and where the next one would lie.
 //!
 //! Chunks are in two trees: as stripes in the chunk tree, and as extents of the device. Both must
-//! say the same, because a new chunk gets what no extent takes. What lies outside of chunks has no
-//! logical address. So the device is told of it only by a trim, and that it was told is noted here
-//! ([`Told`]).
+//! say the same, because a new chunk gets what no extent takes. Space outside of chunks has no
+//! logical address, so only a trim tells the device that it is free. What the device has been told
+//! is noted here ([`Told`]).
 
 use crate::error::{Error, Place, Result};
 use crate::space::SpaceKind;

@@ -1,22 +1,19 @@
 //! Discarding: telling the device which space holds nothing any more.
 //!
 //! An image file gets a hole there; a block device may forget the bytes. This module hides when
-//! that is done (`docs/SPACE.md`, "Discard"):
+//! that is done, and for which part of the freed space. `docs/SPACE.md` ("Discard") lists the
+//! cases.
 //!
-//! - never before the superblock that frees the space is durable and no version can reach it: space
-//!   is discarded when it could also be overwritten. It stays pinned until the device has answered;
-//! - data space behind the publication, by the committer: whole granules of [`GRANULE`] bytes, and
-//!   only the largest [`MOST_PER_COMMIT`] runs of them, so that a commit that frees a million small
-//!   files takes no longer for it;
-//! - chunks that were given back as a whole;
-//! - space of tree blocks, mixed groups, and what commits left out when the file system is closed.
-//!   Tree blocks are freed and taken again with every commit, so discarding them each time would
-//!   cost every `fsync` for a few MiB;
-//! - everything, on request ([`super::trim`]).
+//! Space is never discarded before the superblock that frees it is durable and no version can reach
+//! it: it is discarded when it could also be overwritten. It stays pinned until the device has
+//! answered. A commit discards no more than the [`MOST_PER_COMMIT`] longest runs of whole
+//! [`GRANULE`]s, so that a commit that frees a million small files takes no longer for it. Tree
+//! blocks wait until the file system is closed: discarding them with every commit would cost every
+//! `fsync` for a few MiB.
 //!
 //! A caller that is short of space does not wait for freed space to be discarded
 //! ([`Discards::hurry`]), only for a discard that is under way. A discard that fails is no reason
-//! to fail anything else; after the first failure no more are tried.
+//! to fail anything else. After the first failure no more are tried.
 
 use crate::api::OpenOptions;
 use crate::lock::{self, Locked, Mutex};

@@ -155,7 +155,7 @@ impl AccountState {
         (self.figures.free() + self.overcommit.0)
             .saturating_sub(self.figures.reserved - self.global)
     }
-    /// Is there plenty of room for this, which operations that are about to end have reserved? A
+    /// Are there enough bytes for this, which operations that are about to end have reserved? A
     /// chunk that was made because of them would stay for good.
     fn is_only_held_up(&self, bytes: u64) -> bool {
         self.passing > 0 && self.figures.used.saturating_add(bytes) < self.figures.total / 4 * 3
@@ -207,8 +207,8 @@ impl AccountState {
     fn is_first(&self, ticket: &Arc<Ticket>) -> bool {
         self.queue.front().is_some_and(|first| Arc::ptr_eq(first, ticket))
     }
-    /// A ticket joins the line. Its thread may hold what the first in line is waiting for and would
-    /// not let go of it, so that one is woken.
+    /// A ticket joins the line. Its thread may hold what the first in line is waiting for, and
+    /// would not give it back. So the first in line is woken.
     fn get_in_line(&mut self, ticket: &Arc<Ticket>) {
         self.queue.push_back(Arc::clone(ticket));
         if std::mem::take(&mut self.waits_for_any) {
@@ -517,9 +517,9 @@ impl Space {
     }
 
     /// Reserves without ever waiting, past the requests in line, and from the global reserve if
-    /// necessary. It is for the reclaimer itself and for the commit. It never counts as passing:
-    /// the reclaimer would find in each round that an operation has passed, its own, and begin
-    /// another round.
+    /// necessary. It is for the reclaimer itself and for the commit. It never counts as passing.
+    /// Otherwise the reclaimer would find in each round that an operation has passed, its own, and
+    /// begin another round.
     ///
     /// # Errors
     /// `NoSpace`.

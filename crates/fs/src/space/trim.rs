@@ -1,18 +1,12 @@
 //! Trimming: telling the device of all free space, or of that in a range, on request.
 //!
-//! [`super::discard`] tells the device what is freed as it is freed; a trim goes through what is
-//! free now. This module hides which space that is. It is what `FITRIM` takes on Linux:
+//! [`super::discard`] tells the device of space at the time when it is freed; a trim goes through
+//! what is free now. This module hides which space that is: the space that `FITRIM` takes on Linux.
+//! Addresses are logical. `docs/SPACE.md` ("Discard") has the rules for ranges.
 //!
-//! - Addresses are logical. They have nothing to do with the size of the device, so no start lies
-//!   behind the end of the file system. Only the last address of all is refused, and a range of
-//!   less than a sector.
-//! - Of a block group in which the range begins, nothing is trimmed. A group in which it ends is
-//!   trimmed up to there.
-//! - A free run is left out if less of it lies in the range than `min_len`, or less than the device
-//!   says that it discards at once.
-//! - Space that belongs to no chunk has no logical address. It is trimmed once, whatever the range
-//!   is, and again only after a chunk has lain there.
-//! - All copies count.
+//! A free run is left out if less of it lies in the range than `min_len`, or less than the device
+//! says that it discards at once. All copies count. Space that belongs to no chunk is trimmed once,
+//! whatever the range is, and again only after a chunk has lain there.
 //!
 //! Space that is being discarded is pinned meanwhile, in pieces, so that no request finds the disk
 //! full because of it.

@@ -77,7 +77,7 @@ impl Ground {
 
     /// Writes the superblock of the last commit with a log attached, the log of the transaction
     /// `generation`. Returns false if the commit of that transaction has written its superblock
-    /// already. The caller has made durable what the log consists of.
+    /// already. The caller has made the log's nodes and data durable.
     pub(crate) fn write_log_superblock(
         &self,
         generation: Generation,

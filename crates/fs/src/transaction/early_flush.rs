@@ -1,13 +1,13 @@
 //! Early flushes: a commit does not have to wait for what was written seconds before.
 //!
-//! A flush takes as long as what was written since the last one. A disk's cache, a hypervisor's,
-//! and the page cache that an image lies in are in no hurry to empty themselves. After a gigabyte
-//! written within one commit interval, the commit or the next caller of `fsync` would wait for all
-//! of it. So the device is flushed whenever [`MOST`] bytes have gathered, by a thread of its own,
-//! while writers go on.
+//! A flush takes as long as writing what has gathered since the last one. A disk's cache, a
+//! hypervisor's, and the page cache that an image lies in are in no hurry to empty themselves.
+//! After a gigabyte written within one commit interval, the commit or the next caller of `fsync`
+//! would wait for all of it. So the device is flushed whenever [`MOST`] bytes have gathered, by a
+//! thread of its own, while writers go on.
 //!
 //! An early flush promises nothing. What must be durable is still flushed by the thread that needs
-//! it. But a failed early flush is as final as any other ([`larder_volume::Device::flush`]): what
+//! it. But a failed early flush is as final as any other ([`larder_volume::Device::flush`]). What
 //! it should have covered may be lost although the next flush succeeds, and a superblock would then
 //! lead to what is not there. So a failed one ends writing. The device may also report a failure to
 //! the early flush alone. So another flush counts as successful only when the early flushes that

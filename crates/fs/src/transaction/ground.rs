@@ -1,9 +1,8 @@
 //! The ground: an open file system as it is below files.
 //!
 //! [`Ground`] joins volume, node store, epochs, space, transactions and superblock. It knows no
-//! inode and no name. What is above is built on it: rooms of files take the engine
-//! ([`crate::engine::Core`]), which contains it. A seal and a commit get what they need from there
-//! through [`CommitSource`].
+//! inode and no name. The engine ([`crate::engine::Core`]) contains it, and the rooms above are
+//! built on the engine. A seal and a commit get what they need from there through [`CommitSource`].
 //!
 //! Here are the few services that join the parts: reserving, checking whether writing is still
 //! allowed, asking for commits.
@@ -227,8 +226,8 @@ impl Ground {
         bytes[8..].copy_from_slice(&half(1));
         *uuid::Builder::from_random_bytes(bytes).as_uuid().as_bytes()
     }
-    /// Makes everything durable that was changed before the call, and tells `done` then. The caller
-    /// has written delayed data back before.
+    /// Makes everything durable that was changed before the call, and then completes `done`. The
+    /// caller has written delayed data back before.
     pub(crate) fn when_committed(&self, done: Completion) {
         match self.txns.request() {
             Some(generation) if !fault!(self.options.tuning, FsyncDoesNotWait) => {
@@ -240,7 +239,7 @@ impl Ground {
             }),
         }
     }
-    /// Makes a transaction durable that is the running one or was, and tells `done` then.
+    /// Makes a transaction durable that is or was the running one, and then completes `done`.
     pub(crate) fn when_committed_up_to(&self, generation: Generation, done: Completion) {
         if fault!(self.options.tuning, FsyncDoesNotWait) {
             return done.complete(Ok(()));

@@ -60,7 +60,7 @@ struct TransactionsState {
     wanted: Generation,
     failed: Option<String>,
     stop: bool,
-    /// What is done now and then has to be done now.
+    /// Periodic work has to be done now.
     hasten: bool,
 }
 
@@ -218,8 +218,8 @@ impl Transactions {
         }
     }
     /// The running transaction, which will not be sealed before the guard is dropped. Unlike
-    /// `join`, this works while a seal drains the handles, because these may need it to come to
-    /// their end.
+    /// `join`, this works while a seal drains the handles, because an operation with a handle may
+    /// need it to end.
     pub(crate) fn pin_running(&self) -> Result<Pin<'_>> {
         let mut state = self.state.lock();
         if let Some(why) = &state.failed {
@@ -251,7 +251,7 @@ impl Transactions {
         }
         Some(target)
     }
-    /// Asks for a commit of the transaction `generation`, which is the running one or was.
+    /// Asks for a commit of the transaction `generation`, which is or was the running one.
     pub(crate) fn request_up_to(&self, generation: Generation) {
         let mut state = self.state.lock();
         if generation > state.wanted {
@@ -259,8 +259,8 @@ impl Transactions {
             self.changed.notify_all();
         }
     }
-    /// Tells `done` when `generation` is published, or `ReadOnly` when writing has ended before
-    /// that.
+    /// Completes `done` when `generation` is published, or with `ReadOnly` when writing has ended
+    /// before that.
     pub(crate) fn when_published(&self, generation: Generation, done: Completion) {
         let mut state = self.state.lock();
         let outcome = match &state.failed {

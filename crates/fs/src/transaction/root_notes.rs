@@ -1,9 +1,9 @@
 //! What operations want done in the root tree, which they may not touch.
 //!
 //! A running transaction collects these wishes ([`RootNotes`]) as *final states*: where a subvolume
-//! hangs, what its ROOT_ITEM is to say. So making, moving and deleting one in a single transaction
-//! is one change for the commit, or none. Until the transaction is published, look-ups find the
-//! links elsewhere first ([`crate::engine::Links`]), because the root tree may still have older
+//! hangs, what its ROOT_ITEM is to say. So if one transaction makes, moves and deletes a subvolume,
+//! the commit has one change to make, or none. Until the transaction is published, look-ups find
+//! the links elsewhere first ([`crate::engine::Links`]), because the root tree may still have older
 //! ones.
 
 use crate::api::{Timestamp, to_timespec};

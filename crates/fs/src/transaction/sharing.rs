@@ -67,7 +67,7 @@ impl Counted {
     }
 }
 
-/// What came of the attempt to take a reference from a block.
+/// The result of taking a reference from a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
     /// The reference is gone; others keep the block.
@@ -326,7 +326,7 @@ impl NewCopy<'_> {
         refs.check(self.old.address(), u64::from(self.nodesize), kind)?;
         refs.check_new(self.new)
     }
-    /// The tree has the copy, and the old block no more.
+    /// The tree has the copy now, and no longer the old block.
     fn note(&self, refs: &mut DelayedRefs, generation: Generation) -> Result<()> {
         let Self { tree, old, new, nodesize } = *self;
         let first_key = Some(old.first_key().unwrap_or_default());

@@ -7,12 +7,13 @@
 //! and answers the same.
 //!
 //! What crosses the socket has a fixed form (module `wire`): seven requests, with two numbers at
-//! most. No path and no option ever crosses: the helper was told on its command line what to mount
-//! where. So a daemon that was taken over gains nothing but its own mount.
+//! most. No path and no option ever crosses: the command line of the helper says what to mount and
+//! where. So if an attacker takes the daemon over, the attacker gains nothing but the daemon's own
+//! mount.
 //!
 //! A further mount brings its own helper ([`MountHelper::spawn_for_daemon`],
-//! [`MountHelper::from_socket`]). `docs/FUSE.md` says why it is cut like this, and what happens
-//! when one of the two processes dies.
+//! [`MountHelper::from_socket`]). `docs/FUSE.md` has the reasons for this division, and says what
+//! happens when one of the two processes dies.
 
 mod mounted;
 mod server;
@@ -128,8 +129,8 @@ impl MountHelper {
         &self.0.mountpoint
     }
 
-    /// Has a started helper make the mount that it was started for. `options` are those on its
-    /// command line, which the server needs, too.
+    /// Makes the mount that a started helper was started for. `options` are those on its command
+    /// line, which the server needs, too.
     ///
     /// # Errors
     /// See [`MountError`].
@@ -219,7 +220,8 @@ impl MountHelper {
     }
 
     /// The mount has ended, or the daemon, too. A helper process does its clean-up
-    /// ([`serve_daemon`]) and ends, which is waited for; without one, this process calls `here`.
+    /// ([`serve_daemon`]) and ends, and this waits for its end. Without a helper process, this
+    /// process calls `here`.
     pub fn dismiss(&self, end: Ended, here: impl FnOnce()) {
         let Backend::Remote(remote) = &self.0.backend else { return here() };
         let mut remote = remote.lock();
@@ -294,8 +296,8 @@ fn inode_of(pid: u32, fd: i32, device: u64) -> io::Result<u64> {
     if pid == 0 || fd < 0 {
         return Err(errno(libc::EBADF));
     }
-    // A cached number will do, because it never changes. The server must not be asked: it waits for
-    // us.
+    // A cached number is good enough, because it never changes. The server must not be asked: it
+    // waits for this process.
     let found =
         statx(CWD, format!("/proc/{pid}/fd/{fd}"), AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
     let found = found.map_err(|e| match e {

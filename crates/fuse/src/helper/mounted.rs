@@ -1,7 +1,7 @@
 //! A mount that waits to be served, together with the helper that can end it.
 //!
-//! It comes about in two ways: this process makes the mount ([`mount`]) and is its own helper, or a
-//! helper process makes it on request ([`MountHelper::mount`]). A server sees no difference.
+//! It is made in one of two ways: this process makes the mount ([`mount`]) and is its own helper,
+//! or a helper process makes it on request ([`MountHelper::mount`]). A server sees no difference.
 
 use super::MountHelper;
 use crate::mount::{MountError, MountOptions, NewMount, make};
@@ -18,8 +18,8 @@ pub struct Mounted {
     pub(crate) kernel_permissions: bool,
     /// Mounted as `fuseblk`: `umount` waits for DESTROY.
     pub fuseblk: bool,
-    /// FUSE over io_uring was off and has been turned on, for the whole machine, until somebody
-    /// turns it off.
+    /// FUSE over io_uring was off and has been turned on, for the whole machine, until a user turns
+    /// it off.
     pub enabled_uring: bool,
     pub(crate) helper: MountHelper,
 }

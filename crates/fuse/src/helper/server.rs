@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-/// What a helper is told before it begins; requests cannot change it.
+/// What a helper knows before it begins; requests cannot change it.
 #[derive(Clone, Debug)]
 pub struct HelperConfig {
     /// Image or device that is mounted; absolute.

@@ -1,9 +1,9 @@
 //! The FUSE protocol as bytes: opcodes, fixed structures, flags.
 //!
 //! This module hides the layout of messages. It knows version 7.45 (Linux 6.18) and talks to any
-//! kernel from 7.36 on, the first with the second word of INIT flags that everything here assumes;
-//! older ones are refused by name. Structures are in the machine's own byte order, as the kernel's
-//! ABI is; sizes are asserted at compile time.
+//! kernel from 7.36 on. That version is the first with the second word of INIT flags, which
+//! everything here assumes; older ones are refused by name. Structures are in the machine's own
+//! byte order, as the kernel's ABI is. Their sizes are asserted at compile time.
 //!
 //! Facts come from the kernel's public interface header (`linux/fuse.h`, which may be used under a
 //! BSD licence).

@@ -8,8 +8,8 @@
 //! done by its mount [helper](crate::helper).
 //!
 //! A refused system call fails with `EPERM`; its number is on standard error and in `larder stats`.
-//! A few calls that only somebody else's code would make end the process at once. What the kernel
-//! does not offer is left out, and the log says so: a mount works without Landlock or seccomp.
+//! A few calls that only foreign code would make end the process at once. What the kernel does not
+//! offer is left out, and the log says so: a mount works without Landlock or seccomp.
 //! `docs/FUSE.md` has the layers and their reasons, `docs/BENCHMARKS.md` the cost.
 
 mod capabilities;

@@ -1,9 +1,10 @@
 //! New processes are refused, and that is noted, too.
 //!
-//! The signal that reports other refusals cannot be used here: libc blocks all signals around the
-//! call that makes a process, and one that is raised then would kill. So the kernel asks a thread
-//! of this process instead, which notes the number and answers `EPERM`. The calling thread waits
-//! for it meanwhile. Threads are not asked about: the filter tells them by their flags.
+//! The signal that reports other refusals cannot be used here. libc blocks all signals around the
+//! call that makes a process, and a signal that is raised then would kill. So the kernel asks a
+//! thread of this process instead. That thread notes the number and answers `EPERM`, and the
+//! calling thread waits for the answer. The kernel does not ask about threads: the filter
+//! recognises them by their flags.
 //!
 //! A process may have one such listener only, its ancestors' filters included. If there is one
 //! already, or the kernel is older than this, processes are refused without a note.

@@ -1,8 +1,8 @@
 //! Refused system calls are noted.
 //!
 //! The filter raises SIGSYS. The handler notes the number, writes it to standard error the first
-//! time, and lets the call fail with `EPERM`. It runs in the middle of anything: no allocation, no
-//! lock, no formatting.
+//! time, and lets the call fail with `EPERM`. It may run in the middle of anything, so it does not
+//! allocate, lock or format.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -2,11 +2,11 @@
 
 use super::changes::{ALL, Change};
 use super::{Server, mode};
-use crate::acl;
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
 use crate::perm::{self, Caller};
 use crate::proto::{self, SetattrIn, StatxAttr, StatxOut, StatxTime, fattr};
+use larder_format::acl::ACCESS;
 use larder_fs::{Attr, FileKind, InodeId, SetAttr, SetTime, Timestamp};
 
 /// Bits of `statx` attributes, by the btrfs inode flags that they show.
@@ -87,12 +87,13 @@ impl Server {
         if let Some(perm) = change.perm
             && let Some(mut acl) = self.access_acl(id)?
         {
-            // These are two changes, so not on a thread that may have to start over between them.
+            // These are two changes, so they do not run on a thread that may have to start over
+            // between them.
             if context == ExecContext::Queue {
                 return Err(Failure::Wait);
             }
             acl.chmod(perm);
-            self.fs.setxattr(id, acl::ACCESS, &acl.to_bytes(), larder_fs::XattrMode::Set)?;
+            self.fs.setxattr(id, ACCESS, &acl.to_bytes(), larder_fs::XattrMode::Set)?;
         }
         // Even chown to the same owner is a change: the change time moves.
         let attr = self.fs.setattr(id, &change)?;

@@ -1,10 +1,10 @@
 //! Which files the kernel may keep contents of.
 //!
 //! The kernel may fill its page cache with old contents while a direct write is under way, and does
-//! not drop them again. So it is told to, before the write is answered. That takes a thread that
-//! [may wait for the kernel](crate::handler::ExecContext), and costs several times as much as the
-//! write. Hardly any file is both read through the page cache and written past it; so the server
-//! notes which ones were read.
+//! not drop them again by itself. So it is notified before the write is answered. That takes a
+//! thread that [may wait for the kernel](crate::handler::ExecContext), and costs several times as
+//! much as the write. Hardly any file is both read through the page cache and written past it. So
+//! the server notes which ones were read.
 //!
 //! The notes are a table of bits, by a hash of the node. A bit that is set for another file costs
 //! time only. No bit is ever taken back, because the kernel does not say when it drops pages.

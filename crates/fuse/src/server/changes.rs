@@ -4,12 +4,12 @@
 //! ([`crate::mount_group`]) this holds nevertheless: **when a change has been answered, every
 //! system call that begins then on another mount sees it.** An inode that several mounts know is
 //! valid for no time at all, so the kernel asks again. And before a change is answered, each other
-//! mount that knows the inode is told to drop what it has. Nothing of this is done where no two
-//! mounts overlap.
+//! mount that knows the inode has to drop what it has. Where no two mounts overlap, nothing of this
+//! is done.
 //!
-//! A kernel that is told waits until no request works in that directory, or on those pages. So such
-//! a change runs on a thread that no other request needs ([`ExecContext::MayWaitForKernel`]). To
-//! keep two changes from waiting for each other, only one mount at a time waits about each inode's
+//! A kernel that is notified waits until no request works in that directory, or on those pages. So
+//! such a change runs on a thread that no other request needs ([`ExecContext::MayWaitForKernel`]).
+//! Two changes must not wait for each other. So only one mount at a time waits about each inode's
 //! contents, and one about names; other changes are announced after their reply.
 //!
 //! `docs/FUSE.md` ("Several mounts") says why nothing waits in a circle, and what does not hold.
@@ -227,7 +227,7 @@ impl Announcement<'_> {
         }
     }
 
-    /// The change is done: notifies the others, or has them notified.
+    /// The change is done. Notifies the others now, or later in the background.
     pub(super) fn publish(self, changes: impl FnOnce() -> Vec<Change>) {
         if !self.server.group.overlaps() {
             return;

@@ -54,7 +54,7 @@ impl Server {
         }
         announcement.publish_before(id, range.clone());
         self.fs.write(id, write.offset, data)?;
-        // Asked again, because a read may have fetched what has just been replaced. To write it
+        // Asked again, because a read may have fetched what has just been replaced. Writing it
         // twice does no harm, because the write has not been answered yet.
         if must_say() {
             match context {

@@ -26,6 +26,7 @@ mod xattr;
 
 use cached::CachedFiles;
 
+use crate::acl;
 use crate::deferred::DeferredReply;
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Handler, Outcome, Reply, Request, Service};
@@ -37,7 +38,7 @@ use crate::proto::{self, NodeId, Opcode};
 use crate::records::{self, settled};
 use crate::stats::Stats;
 use crate::transport::{Ready, ServeError};
-use crate::{acl, acl::Acl};
+use larder_format::acl::{ACCESS, Acl};
 use larder_fs::{Attr, Completion, Error, FileKind, Filesystem, InodeId};
 use std::path::Path;
 use std::sync::Arc;
@@ -384,8 +385,8 @@ impl Server {
 
     /// The inode's access list, if it has one.
     fn access_acl(&self, id: InodeId) -> Result<Option<Acl>, Failure> {
-        Ok(match self.xattr_if_any(id, acl::ACCESS)? {
-            Some(bytes) => Some(Acl::parse(&bytes)?),
+        Ok(match self.xattr_if_any(id, ACCESS)? {
+            Some(bytes) => Some(acl::parse(&bytes)?),
             None => None,
         })
     }

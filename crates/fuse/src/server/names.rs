@@ -8,6 +8,7 @@ use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
 use crate::perm;
 use crate::proto::{self, EntryOut, NodeId, OpenOut};
 use crate::records::no_entry;
+use larder_format::acl::DEFAULT;
 use larder_fs::{Attr, Error, FileKind, InodeId, NewInode, RenameMode};
 use zerocopy::IntoBytes;
 
@@ -116,7 +117,7 @@ impl Server {
         self.made(announcement, dir, name, attr, reply)
     }
 
-    /// Answers with an inode that has just got a name, and announces it.
+    /// Answers with an inode that has just got a name, and announces the name.
     fn made(
         &self,
         announcement: Announcement<'_>,
@@ -166,7 +167,7 @@ impl Server {
         let mut made = if wanted.kind == FileKind::Symlink {
             acl::Inherited { perm: wanted.perm, xattrs: Vec::new() }
         } else {
-            let default = self.xattr_if_any(dir, acl::DEFAULT)?;
+            let default = self.xattr_if_any(dir, DEFAULT)?;
             inherit(default.as_deref(), wanted.perm & 0o7777, wanted.umask, is_dir)?
         };
         // In a directory with set-group-id, a new inode gets its group, and a new directory the bit

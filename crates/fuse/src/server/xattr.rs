@@ -2,12 +2,13 @@
 
 use super::Server;
 use super::changes::Change;
-use crate::acl::{self, Acl};
+use crate::acl;
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
 use crate::perm;
 use crate::proto::{self, GetxattrIn, SetxattrIn};
 use crate::records::sized;
+use larder_format::acl::{ACCESS, DEFAULT};
 use larder_fs::{FileKind, InodeId, SetAttr, XattrMode};
 
 /// What a name means.
@@ -24,8 +25,8 @@ enum Kind {
 /// The name spaces that Linux's btrfs knows; it refuses others.
 fn kind(name: &[u8]) -> Result<Kind, Errno> {
     match name {
-        acl::ACCESS => return Ok(Kind::AccessAcl),
-        acl::DEFAULT => return Ok(Kind::DefaultAcl),
+        ACCESS => return Ok(Kind::AccessAcl),
+        DEFAULT => return Ok(Kind::DefaultAcl),
         _ => {}
     }
     for (prefix, kind) in [
@@ -142,17 +143,17 @@ impl Server {
             return Err(Errno::OPNOTSUPP.into());
         }
         if value.is_empty() {
-            return self.remove_if_any(id, acl::ACCESS);
+            return self.remove_if_any(id, ACCESS);
         }
-        let list = Acl::parse(value)?;
+        let list = acl::parse(value)?;
         let mut perm = attr.perm & 0o7000 | list.mode();
         if flags & proto::SETXATTR_ACL_KILL_SGID != 0 {
             perm &= !libc::S_ISGID;
         }
         if list.is_mode() {
-            self.remove_if_any(id, acl::ACCESS)?;
+            self.remove_if_any(id, ACCESS)?;
         } else {
-            self.fs.setxattr(id, acl::ACCESS, &list.to_bytes(), XattrMode::Set)?;
+            self.fs.setxattr(id, ACCESS, &list.to_bytes(), XattrMode::Set)?;
         }
         if perm != attr.perm {
             self.fs.setattr(id, &SetAttr { perm: Some(perm), ..SetAttr::default() })?;
@@ -163,13 +164,13 @@ impl Server {
     fn set_default_acl(&self, id: InodeId, value: &[u8]) -> Result<(), Failure> {
         let directory = self.fs.getattr(id)?.kind == FileKind::Directory;
         if value.is_empty() {
-            return if directory { self.remove_if_any(id, acl::DEFAULT) } else { Ok(()) };
+            return if directory { self.remove_if_any(id, DEFAULT) } else { Ok(()) };
         }
         if !directory {
             return Err(Errno::ACCES.into());
         }
-        let list = Acl::parse(value)?;
-        Ok(self.fs.setxattr(id, acl::DEFAULT, &list.to_bytes(), XattrMode::Set)?)
+        let list = acl::parse(value)?;
+        Ok(self.fs.setxattr(id, DEFAULT, &list.to_bytes(), XattrMode::Set)?)
     }
 
     fn set_property(

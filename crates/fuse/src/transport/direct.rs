@@ -1,9 +1,8 @@
 //! Requests as bytes, answered in place: the transport without a kernel.
 //!
-//! A message takes the way that it takes through `/dev/fuse`: the same code takes it apart, then
-//! tries it in a context that must not wait, then in one that may. But it stays on the caller's
-//! thread and needs no descriptor. Tests and fuzzers use this, because no kernel would send them
-//! nonsense.
+//! A message is handled as it is over `/dev/fuse`: the same code parses it, then tries it in a
+//! context that must not wait, then in one that may. But it stays on the caller's thread and needs
+//! no descriptor. Tests and fuzzers use this, because no kernel would send them nonsense.
 
 use super::dispatch::Dispatch;
 use super::parse;

@@ -1,8 +1,8 @@
 //! Answering one request, whichever transport brought it.
 //!
 //! A [`Dispatch`] belongs to one mount. It calls the handler, keeps the counters, turns a panic
-//! into `EIO`, and has the threads on which requests go on that had to wait. It also knows the
-//! look-ups that the kernel has given back and the handler has not heard of yet.
+//! into `EIO`, and has the threads to which requests move that have to wait. It also knows the
+//! look-ups that the kernel has given back and of which the handler does not know yet.
 
 use super::drain;
 use crate::deferred::DeferredReply;
@@ -22,8 +22,7 @@ use zerocopy::FromBytes;
 /// Most threads that wait at the same time.
 pub(super) const MAX_WORKERS: usize = 256;
 /// Most threads that wait for the kernel at the same time. There are at least as many as
-/// [`Permits`], so that no request stands in line behind others that may be waiting for just this
-/// one.
+/// [`Permits`]. So no request stands in line behind others that may be waiting for this very one.
 const MAX_KERNEL_WAITERS: usize = 256;
 
 /// A request as it lies in a transport's buffers.
@@ -36,8 +35,8 @@ pub(crate) struct RawRequest<'a> {
 
 /// Bounds how many requests of one kind of buffer wait at the same time.
 ///
-/// A request that waits for the kernel keeps its buffer. The kernel may be waiting for another
-/// request, to fill a page that it has locked, for which a buffer must be left.
+/// A request that waits for the kernel keeps its buffer. The kernel may have locked a page and be
+/// waiting for another request to fill it. A buffer must be left for that request.
 #[derive(Debug)]
 pub(crate) struct Permits(AtomicUsize);
 
@@ -121,7 +120,7 @@ impl<H> Dispatch<H> {
     }
 
     /// Where a request goes on that failed like this: the threads, and their context. `None`: it
-    /// does not. [`ExecContext::MayWaitForKernel`] takes a permit, to be released.
+    /// does not go on. [`ExecContext::MayWaitForKernel`] takes a permit, which has to be released.
     pub(crate) fn pool_for(
         &self,
         failure: Failure,
@@ -319,8 +318,8 @@ impl<H: Handler> Dispatch<H> {
         self.forget(&list);
     }
 
-    /// Tells the handler. This takes a while when the last look-up of a deleted file goes, because
-    /// its space is given back.
+    /// Passes these on to the handler. That takes a while when the last look-up of a deleted file
+    /// goes, because the file's space is given back.
     pub(crate) fn forget(&self, list: &[Forgotten]) {
         for &Forgotten { node, lookups } in list {
             if lookups > 0

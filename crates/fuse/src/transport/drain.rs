@@ -6,10 +6,10 @@
 //! writes before it have been answered ([`Handler::comes_after_writes`](crate::handler::Handler)).
 //! No thread waits meanwhile, and newer requests are never waited for.
 //!
-//! The kernel's queues are first in, first out. A [`Fence`] is a message to ourselves that we put
-//! in behind: when it comes out, so has everything before it. Behind that queue the kernel keeps
-//! another one of background requests, which a fence does not pass. `docs/FUSE.md` ("Fences") says
-//! what each transport does about that, and why it is enough.
+//! The kernel's queues are first in, first out. A [`Fence`] is a message to ourselves that is put
+//! in at the end: when it comes out, everything before it has come out, too. Behind that queue the
+//! kernel keeps another one of background requests, which a fence does not pass. `docs/FUSE.md`
+//! ("Fences") says what each transport does about that, and why it is enough.
 
 use super::cpus;
 use crate::proto::{InHeader, NodeId, Opcode, OutHeader, WRITE_CACHE, WriteIn};
@@ -77,8 +77,8 @@ impl Fence {
 
 /// The thread that sends fences.
 ///
-/// No request waits for this thread. The kernel looks the file up, and if the file is just being
-/// deleted, that waits until the pages that are on their way have been written.
+/// No request waits for this thread. The kernel looks the file up. If the file is being deleted at
+/// that moment, the look-up waits until the pages that are on their way have been written.
 pub(super) struct FenceSender {
     thread: Workers,
     shared: Arc<SenderState>,
@@ -108,8 +108,8 @@ impl FenceSender {
         Self { thread: Workers::new("larder-fence", 1, usize::MAX), shared: Arc::new(shared) }
     }
 
-    /// Sends a fence through the queue of a CPU, or through the only one. Calls `otherwise` if that
-    /// cannot be done: the kernel has no file, and so no pages either, or the mount is gone.
+    /// Sends a fence through the queue of a CPU, or through the only one. If that cannot be done,
+    /// calls `otherwise`: the kernel has no file, and so no pages either, or the mount is gone.
     pub(super) fn send(
         &self,
         fence: Fence,

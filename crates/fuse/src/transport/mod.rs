@@ -1,10 +1,10 @@
 //! How requests reach the server, and how replies reach the kernel.
 //!
 //! There are two ways: FUSE over io_uring (`uring`) with one thread pinned to each CPU, and, as the
-//! fallback, reading `/dev/fuse` (`dev_fuse`). What counts is *where* a request is served: on the
-//! CPU of its caller a round trip costs 8–10 µs, on another CPU that is idle 40 µs and more. Hence
-//! a queue's own thread answers whatever it can without waiting, and only what has to wait (for a
-//! disk, a commit, space) goes to the workers.
+//! fallback, reading `/dev/fuse` (`dev_fuse`). It matters *where* a request is served. On the CPU
+//! of its caller a round trip costs 8–10 µs, on another CPU that is idle 40 µs and more. Hence a
+//! queue's own thread answers whatever it can without waiting. Only requests that have to wait (for
+//! a disk, a commit, space) go to the workers.
 //!
 //! This module holds what both share: the INIT exchange and the life of a session, and the threads
 //! that all mounts of one process share (`SharedTransport`). Module `dispatch` answers one request.

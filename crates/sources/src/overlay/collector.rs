@@ -45,7 +45,7 @@ pub(crate) struct Collector {
     below: TreePath,
     /// Do the source's own owners and times count whatever the options say?
     is_manifest: bool,
-    /// Directories that are surely there at this moment: these and all above.
+    /// Directories that certainly exist at this moment: these and all above.
     made: TreePath,
     /// A directory that this layer itself describes, like all above it.
     described: TreePath,
@@ -57,7 +57,7 @@ pub(crate) struct Collector {
     notes: Vec<String>,
 }
 
-/// What has come, so that scans that have nothing to find are left out.
+/// What has come. A scan that would find nothing is left out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) symlinks: bool,
@@ -152,8 +152,8 @@ impl Collector {
         self.push(&path, at, Record::Put(Box::new(node)))
     }
 
-    /// A name of an inode that has several. It was found at moment `at`; its directory was put
-    /// before, and nothing else was said of the path since.
+    /// A name of an inode that has several. It was found at moment `at`. Its directory was put
+    /// before, and nothing else was said about the path since.
     pub(crate) fn put_name(
         &mut self,
         path: &TreePath,
@@ -217,7 +217,7 @@ impl Collector {
         self.hide(path, Record::Opaque)
     }
 
-    /// Whatever the order in a layer, only what lies below the layer is hidden.
+    /// It hides only what lower layers have, whatever the order within the layer.
     fn hide(&mut self, path: &TreePath, record: Record) -> Result<()> {
         let at = self.layers.last().expect("a layer has begun").start;
         let path = self.placed(path)?;

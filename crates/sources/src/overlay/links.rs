@@ -87,8 +87,8 @@ fn wrong(ask: &Ask, target: &[u8], layers: &Layers, what: &str) -> Error {
     Error::refused(speaker(layers, ask.at), ask.link.as_bytes(), what)
 }
 
-/// Two sorted streams as one, and whether a record is of the second. Of equal keys that of the
-/// second comes first.
+/// Two sorted streams as one. It also tells whether a record is from the second. Of equal keys,
+/// that of the second comes first.
 #[derive(Debug)]
 pub(crate) struct Merged2 {
     first: Peekable<spill::Records>,
@@ -128,7 +128,7 @@ pub(crate) fn with_answers(main: &Sorted, answers: Option<&Sorted>) -> io::Resul
     Ok(Merged2::new(main.records()?, answers))
 }
 
-/// The key by which what belongs to a path is found beside an entry.
+/// The key by which records for an entry are found beside it.
 pub(crate) fn entry_key(path: &crate::TreePath) -> Vec<u8> {
     bare_key(path)
 }

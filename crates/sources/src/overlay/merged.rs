@@ -1,7 +1,7 @@
 //! The one tree that sources make, as a stream of entries.
 //!
-//! The stream comes from one scan. What the options say is done here: leaving entries out, changes
-//! by pattern, the latest time.
+//! The stream comes from one scan. The options are applied here: leaving entries out, changes by
+//! pattern, the latest time.
 //!
 //! A change of one name is a change of its inode, and so of names elsewhere. Where there are hard
 //! links and changes, a scan beforehand collects the changes of each group of names, and sorts them

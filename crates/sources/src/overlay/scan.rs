@@ -189,8 +189,8 @@ impl Scan {
         self.state = State::Found(Box::new(Found { node, at, patches: Vec::new(), by_link }));
     }
 
-    /// A directory, and a symbolic link that [`redirect`](super::redirect) follows, may have
-    /// something below. Anything else gives way to a directory.
+    /// A directory may have something below. So may a symbolic link that
+    /// [`redirect`](super::redirect) follows. Anything else gives way to a directory.
     fn be_a_parent(&mut self, at: Moment) {
         let stays = match &self.state {
             State::Found(found) => {

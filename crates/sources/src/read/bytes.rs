@@ -1,8 +1,8 @@
-//! Bytes that lie still: a file, or a part of one.
+//! Bytes that do not change: a file, or a part of one.
 //!
-//! An archive is read twice: once for its members, once for their contents. If the file changes
-//! between, an offset means something else. So [`Bytes`] remembers size and times of the file, and
-//! each read compares them. A file that was unpacked to a temporary one cannot change.
+//! An archive is read twice: once for its members, once for their contents. If the file changed in
+//! between, an offset would mean something else. So [`Bytes`] remembers size and times of the file,
+//! and each read compares them. A file that was unpacked to a temporary one cannot change.
 
 use crate::Contents;
 use crate::error::{Error, Result};
@@ -163,7 +163,7 @@ impl Segment {
     }
 }
 
-/// A file whose data lies in segments of an archive, by rising offset. What is between is holes.
+/// A file whose data lies in segments of an archive, by rising offset. Between them are holes.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) bytes: Bytes,

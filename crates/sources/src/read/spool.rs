@@ -225,7 +225,7 @@ pub(crate) fn standard_input(options: &Options) -> Result<Bytes> {
     spool(file, name, options)
 }
 
-/// What a file is, where its name does not say it.
+/// The beginning of a file, which shows what the file is.
 pub(crate) fn first_bytes(bytes: &Bytes, most: usize) -> Result<Vec<u8>> {
     let len = usize::try_from(bytes.len()).unwrap_or(usize::MAX).min(most);
     let mut start = vec![0; len];

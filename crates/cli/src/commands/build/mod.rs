@@ -1,8 +1,8 @@
 //! `larder build`: an image from directories, archives, container images and other images.
 //!
-//! `larder-sources` reads what is to be in the image, `larder-build` writes it. This command says
-//! what its options mean to both (`plan`), what happens meanwhile (`progress`), and what took the
-//! space in the end (`summary`). An image that exists is changed by `update`.
+//! `larder-sources` reads what the image is to hold, and `larder-build` writes it. This command
+//! translates its options for both (`plan`), shows the progress (`progress`), and says in the end
+//! what took the space (`summary`). An image that exists is changed by `update`.
 
 mod plan;
 mod progress;
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// Compress: zlib[:1..9], lzo or zstd[:-15..15]
     #[arg(long, value_name = "METHOD")]
     compress: Option<Packing>,
-    /// Compress also what does not look as if it would become smaller
+    /// Compress also what does not look compressible
     #[arg(long, value_name = "METHOD", conflicts_with = "compress")]
     compress_force: Option<Packing>,
     /// Equal contents share extents
@@ -107,7 +107,7 @@ pub(crate) struct Args {
     /// the latest time that anything gets
     #[arg(long, value_name = "SECONDS")]
     mtime: Option<String>,
-    /// Memory to use, about
+    /// Memory to use, approximately
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
     memory: u64,
     /// Threads that read and compress (default: one for each processor)
@@ -122,10 +122,10 @@ pub(crate) struct Args {
     /// Compare files by their bytes, not by size and time
     #[arg(long, requires = "update")]
     checksum: bool,
-    /// Name of the snapshot that --update makes before (default: before- and the time)
+    /// Name of the snapshot that --update makes first (default: before- and the time)
     #[arg(long, value_name = "NAME", requires = "update")]
     snapshot: Option<String>,
-    /// Make no snapshot before
+    /// Make no snapshot first
     #[arg(long, requires = "update", conflicts_with = "snapshot")]
     no_snapshot: bool,
     /// Draw a map of the image, as .svg or .html
@@ -145,7 +145,7 @@ impl Args {
         print::path(&self.image)
     }
 
-    /// The image, and the picture that is to be drawn of it.
+    /// The image, and the picture to draw of it.
     pub(crate) fn map(&self) -> Option<(&Path, &Path)> {
         self.map.as_deref().filter(|_| !self.dry_run).map(|map| (self.image.as_path(), map))
     }
@@ -173,7 +173,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let bar = Bar::new(sources.at_most(), interrupt.clone());
     let trees = plan::trees(args, &sources)?;
     if options.uuid.is_none() {
-        // Said below, so that a build can be repeated.
+        // The summary shows it, so that a build can be repeated.
         options.uuid = Some(uuid::Uuid::new_v4().into_bytes());
     }
     let output = Output::File { path: args.image.clone(), force: args.force };

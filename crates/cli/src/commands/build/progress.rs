@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// A line on standard error; nothing where nobody sees it.
+/// A progress line on standard error; nothing where that is no terminal.
 #[derive(Debug)]
 pub(super) struct Bar {
     bar: ProgressBar,

@@ -1,6 +1,6 @@
 //! `larder build --update`: an image that exists becomes what the sources say.
 //!
-//! Decided here: which subvolumes get a snapshot of before, what it is called, and when it is not
+//! Decided here: which subvolumes get a snapshot of the state before, its name, and when it is not
 //! worth keeping. `larder-update` does the rest.
 
 use super::{Args, DENIED, explained, is_denied};
@@ -34,7 +34,7 @@ struct Job<'a> {
     sources: &'a Sources,
     interrupt: &'a Interrupt,
     image: &'a Image,
-    /// What snapshots of before are called.
+    /// Name of the snapshots of the state before.
     name: String,
 }
 
@@ -72,7 +72,7 @@ impl Job<'_> {
         }
     }
 
-    /// Files are compared by their bytes where their times were set to one.
+    /// Files are compared by their bytes where all their times were set to one value.
     fn compare(&self) -> anyhow::Result<Compare> {
         let set = self.args.mtime.is_some() || source_date()?.is_some();
         Ok(if set || self.args.checksum { Compare::Contents } else { Compare::TimeAndSize })

@@ -43,7 +43,7 @@ pub(super) fn tar(job: &Job<'_>, file: &Path) -> anyhow::Result<Extracted> {
     }
     let existing = std::fs::metadata(file).or_else(|_| std::fs::symlink_metadata(file)).ok();
     if existing.as_ref().is_some_and(|meta| !meta.is_file() && !meta.is_symlink()) {
-        // A device or a pipe is what it is.
+        // A device or a pipe is written as it is, and not replaced.
         let out = std::fs::OpenOptions::new().write(true).open(file);
         let out = out.with_context(|| print::path(file)).could_not_run()?;
         return tar_to(job, how, out).with_context(|| print::path(file)).map(|(done, _)| done);
@@ -93,7 +93,8 @@ pub(super) struct OciName {
 }
 
 impl OciName {
-    /// `LAYOUT[:TAG]`. A tag has no slash, so a colon in the name of a directory is none of a tag.
+    /// `LAYOUT[:TAG]`. A tag has no slash, so a colon before the last slash belongs to the
+    /// directory.
     pub(super) fn parse(text: &OsString) -> Self {
         let letter = |b: &u8| b.is_ascii_alphanumeric() || b"._-+@".contains(b);
         let bytes = text.as_bytes();

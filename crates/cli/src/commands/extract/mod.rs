@@ -93,7 +93,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Where to.
+/// Where the files go.
 enum Form<'a> {
     Directory(&'a Path),
     Tar(&'a Path),
@@ -208,7 +208,7 @@ fn into_directory(job: &Job<'_>, dir: &Path) -> anyhow::Result<Extracted> {
     Ok(Extracted { entries, bytes, failed, subvolumes, ..Extracted::default() })
 }
 
-/// Says what a reader of the result would not expect.
+/// Reports what a reader of the result would not expect.
 fn report(job: &Job<'_>, extracted: &Extracted) -> anyhow::Result<()> {
     if !extracted.subvolumes.is_empty() {
         let list = listed(&extracted.subvolumes);

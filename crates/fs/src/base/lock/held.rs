@@ -77,8 +77,8 @@ mod checks {
             Self::check::<R>(|e| (e.row, e.order) >= (R::ROW, order));
             Self::push::<R>(order)
         }
-        /// The same, where one of its kind may be held already: then there is nothing to wait for,
-        /// whatever came after it.
+        /// The same, where one of its kind may be held already. Then there is nothing to wait for,
+        /// whatever the thread has locked since.
         #[track_caller]
         pub(crate) fn note_again<R: Rank>() -> Self {
             if first(|e| e.row == R::ROW).is_none() {

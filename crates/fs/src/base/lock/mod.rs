@@ -59,8 +59,8 @@ impl fmt::Display for Wait {
 /// Order among locks of one rank.
 pub(crate) type Order = (bool, u64, u64);
 
-/// The thread is about to wait, or would be if what it wants was not there. Panics, in builds that
-/// check, if it holds what must not be held during such a wait.
+/// The thread is about to wait, or would wait if what it asks for were not there. In builds that
+/// check, this panics if the thread holds what must not be held during such a wait.
 #[inline]
 #[cfg_attr(debug_assertions, track_caller)]
 pub(crate) fn before_waiting(wait: Wait) {

@@ -171,7 +171,7 @@ Nothing {
     Account = "an account of space";
     /// A request in that line.
     Ticket = "a request for space";
-    /// What a parked caller of a completion learns. It is told in the middle of a commit or of a
+    /// What a parked caller of a completion learns. It is locked in the middle of a commit or of a
     /// step of a log.
     Parked = "a parked caller";
     /// The threads of an engine.
@@ -187,9 +187,9 @@ Nothing {
 }
 }
 
-/// From the top to the bottom holders may wait for less and less. If a lower row allowed more, a
-/// thread could wait for it, hence for what its holder waits for, with a higher row held that
-/// forbids just that.
+/// Down the table, holders may wait for less and less. Suppose that a lower row allowed more. A
+/// thread could then wait for its lock, and so for what the holder waits for, while it has a higher
+/// lock that forbids exactly that wait.
 const _: () = {
     let mut row = 1;
     while row < HOLDERS_MAY.len() {

@@ -1,11 +1,11 @@
 //! Switches that only tests and benchmarks reach.
 //!
-//! [`Tuning`] is a part of the options with which a file system is opened. What it hides: which
-//! other behaviours the engine has besides its own. There are three kinds. Some make a test
-//! reproducible, or make rare things frequent. Some take one lesson back that Larder has learnt,
-//! so that a benchmark shows what it is worth: each is a strategy of [`older`]. Some make the
-//! engine do wrong, so that a test shows that it would be noticed: these faults are in no program
-//! but those of tests, see `fault!`.
+//! [`Tuning`] is a part of the options with which a file system is opened. It hides which other
+//! behaviours the engine has besides its own. There are three kinds. Some make a test reproducible,
+//! or make rare things frequent. Some take back one improvement of Larder, so that a benchmark
+//! shows what it is worth: each is a strategy of [`older`]. Some make the engine do wrong, so that
+//! a test shows that the mistake would be noticed. These faults are compiled into tests only, see
+//! `fault!`.
 
 #[cfg(feature = "faults")]
 pub(crate) mod faults;
@@ -41,8 +41,8 @@ pub struct Tuning {
     /// Changed inodes from which on the commit writes their items before it seals; `None`: the
     /// usual number.
     pub seal_ahead: Option<usize>,
-    /// Bytes written that nobody has flushed from which on the device is flushed ahead of need;
-    /// `None`: the usual number.
+    /// Written bytes that no flush covers yet, from which on the device is flushed early; `None`:
+    /// the usual number.
     pub early_flush_bytes: Option<u64>,
     /// Commit after each step of an operation that takes several transactions: cutting, deleting or
     /// punching many extents.
@@ -56,7 +56,7 @@ pub struct Tuning {
     pub log_copies: LogCopies,
     /// When a log may be begun.
     pub log_start: LogStart,
-    /// How what a caller of `fsync` has gets into the log.
+    /// How the contribution of a caller of `fsync` gets into the log.
     pub log_entry: LogEntry,
     /// Clock for reproducible tests: nanoseconds that advance by one per look, instead of the
     /// system's.

@@ -1,4 +1,4 @@
-//! What Linux once did otherwise, for benchmarks that ask what a lesson is worth.
+//! What Linux once did otherwise, for benchmarks that measure the worth of each difference.
 //!
 //! Each type here is one choice. Its first value is what Larder does, its second what Linux once
 //! did. The engine asks for a choice by a method of its type: those about logs are in
@@ -35,7 +35,7 @@ pub enum LogStart {
     AfterCommit,
 }
 
-/// How what a caller of `fsync` has gets into the log.
+/// How the contribution of a caller of `fsync` gets into the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogEntry {
     /// In batches: one caller edits the log for all that wait.

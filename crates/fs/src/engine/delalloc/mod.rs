@@ -1,9 +1,9 @@
-//! Delayed data: the budget that all files share, which file is written back next, and what
-//! operations and write-back do to what a file has in memory ([`super::file_data`]).
+//! Delayed data: the budget that all files share, which file is written back next, and how
+//! operations and write-back change what a file has in memory ([`super::file_data`]).
 //!
 //! | module | decision it hides |
 //! |---|---|
-//! | `scratch` | the memory that write-back takes besides |
+//! | `scratch` | the memory that write-back takes in addition |
 //! | `queue` | the order of write-back, the budget, and how callers wait for both |
 //! | `workers` | how many threads write back, and when each has work |
 //! | `change` | taking bytes in, and setting sizes |

@@ -57,7 +57,7 @@ pub(crate) struct DataState {
     pub(super) files: AtomicU64,
     clock: AtomicU64,
     pub(super) buffers: Buffers,
-    /// The memory that write-back takes besides.
+    /// The memory that write-back takes in addition.
     pub(crate) scratch: Scratch,
     pub(super) failures: AtomicU64,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>, lock::Threads>,
@@ -115,7 +115,7 @@ impl DataState {
     pub(crate) fn delayed_bytes(&self) -> u64 {
         self.delayed.load(Ordering::Acquire)
     }
-    /// Memory that they take, which is more where writes are small.
+    /// Memory that they take. It is more than their number where writes are small.
     pub(crate) fn memory(&self) -> u64 {
         self.memory.load(Ordering::Acquire)
     }

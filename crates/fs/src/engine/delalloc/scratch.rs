@@ -7,11 +7,11 @@
 //! says beforehand what it will need ([`super::memory_needed`]). It waits while others hold so much
 //! that the sum would exceed the pool's part of the cache size.
 //!
-//! **Progress.** A batch that is alone always passes, whatever it needs. What one batch needs is
+//! **Progress.** A batch that is alone always passes, whatever it needs. The need of one batch is
 //! bounded where batches are made up (`file_data::dirty::MOST_MADE`, `compress::batch`). A waiter
-//! for the pool holds no transaction handle and no lock that write-back takes. A batch that has
-//! been let in waits for the device and for commits only, so it comes to its end and lets the next
-//! one in.
+//! for the pool holds no transaction handle and no lock that write-back takes. A batch that has its
+//! share waits for the device and for commits only. So it ends, and its share goes to the next
+//! batch.
 
 use crate::lock::{self, Condvar, Mutex, Wait};
 

@@ -38,10 +38,10 @@ pub(crate) struct Limits {
 /// Submits dirty runs of a file. Returns the bytes of their sectors. `requeue`: the caller has
 /// taken the file out of the queue.
 ///
-/// It goes on where it stopped the last time, and from the end of the file to its beginning. So
-/// what is written at random places meanwhile has time to grow together until its turn comes, and
-/// what one batch takes lies close together in the tree. Beginning at the start of the file each
-/// time would only find there what came since.
+/// A batch continues where the last one stopped, and from the end of the file it goes on at its
+/// beginning. So data that is written at random places meanwhile has time to grow together until
+/// its turn comes, and what one batch takes lies close together in the tree. If each batch began at
+/// the start of the file, it would find only what came there since.
 ///
 /// Runs whose sectors are in flight stay: a newer version of a sector must not overtake the older
 /// one.
@@ -73,7 +73,7 @@ fn lock_with_size(inode: &Inode) -> (Locked<'_, Inner>, u64, InodeFlags) {
     (inner, state.size, state.item.inode_flags())
 }
 
-/// One way around a file, looking for dirty runs.
+/// One way around a file in search of dirty runs.
 struct Round {
     limits: Limits,
     /// Where it began. `None` before that.
@@ -146,7 +146,7 @@ impl Round {
             self.stop = Some(self.from);
         }
     }
-    /// Has it taken what it may, or come to where it began?
+    /// Has it taken what it may, or come back to where it began?
     fn is_over(&self) -> bool {
         let began = self.stop.filter(|stop| *stop > 0 && self.around);
         self.span >= self.limits.bytes

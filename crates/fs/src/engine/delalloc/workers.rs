@@ -16,9 +16,9 @@ const LARGE: u64 = 4 << 20;
 
 /// Which thread writes back.
 ///
-/// As a rule one thread keeps up with the writers and is enough. Each further one takes processor
-/// time from the writers that the first would have left to them. It also wakes up on a processor
-/// that a thread of the transport is bound to, which then has to wait.
+/// As a rule one thread keeps up with the writers and is enough. A second one takes processor time
+/// that the writers would otherwise have. It also wakes up on a processor to which a thread of the
+/// transport is bound, and that thread then has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
     First,

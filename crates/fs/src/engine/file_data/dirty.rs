@@ -9,11 +9,12 @@
 //! are in extents, readers find their bytes there, beneath newer ones. A segment of one byte takes
 //! more memory than a byte, so [`Dirty::memory`] is what counts against the budget.
 //!
-//! Blocks of one sector do not go to their places at once, but on a list. Their places lie in
-//! tables that another processor had last: the one that writes back, and so takes most blocks out
-//! again. Finding a place would take longer than copying the block. A caller that wants to know
-//! what there is, as a rule write-back, brings the blocks to their places ([`Dirty::sort_in`]).
-//! Until then a block counts as if nothing lay below it (`docs/DESIGN-NOTES.md`, "Random blocks").
+//! Blocks of one sector go to a list first, and later to their places. A block's place lies in
+//! tables that another processor used last: the processor that writes back takes most blocks out
+//! again. So finding the place would take longer than copying the block. A caller that wants to
+//! know what there is, as a rule write-back, brings the blocks to their places
+//! ([`Dirty::sort_in`]). Until then a block counts as if nothing lay below it
+//! (`docs/DESIGN-NOTES.md`, "Random blocks").
 
 use crate::base::sectors::{SECTOR, ceil, floor};
 use crate::lock::{self, Mutex};
@@ -161,8 +162,8 @@ pub(crate) struct Dirty {
     /// than what the windows have.
     recent: VecDeque<(u64, Segment)>,
     counts: Counts,
-    /// By how much the counts are too high, because of blocks that turned out to lie over others.
-    /// It wraps around below zero.
+    /// By how much the counts are too high, because some blocks turned out to lie over others. A
+    /// negative number wraps around.
     over: Counts,
     footprint: u64,
 }
@@ -247,8 +248,8 @@ impl Dirty {
         if apart {
             window.segs.insert(at, (start, block));
         } else {
-            // The counts stay as they are until they are settled, because others have passed them
-            // on and must see each change.
+            // The counts stay as they are until they are settled. Others have passed them on, and
+            // must see each change.
             let told = self.counts;
             self.counts.subtract(&block);
             self.footprint -= SECTOR;

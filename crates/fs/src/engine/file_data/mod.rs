@@ -54,9 +54,9 @@ pub(super) struct Inner {
     /// The file is on the device up to here, apart from delayed overwrites. It has a meaning only
     /// while anything is delayed.
     on_disk: u64,
-    /// How far the file will be on the device once all that is in flight has completed. What has
-    /// been written since into ranges below does not hold the size back, or it would take away what
-    /// a sync is about to promise.
+    /// How far the file will be on the device once all that is in flight has completed. Bytes below
+    /// that which have been written since do not hold the size back. Otherwise they would take away
+    /// what a sync is about to promise.
     taken_to: u64,
     /// Ranges that setting the size has added, ascending.
     holes: SmallVec<[Added; 1]>,
@@ -138,8 +138,8 @@ impl FileData {
             std::hint::spin_loop();
         }
     }
-    /// The inner lock, taken while another lock is held, which `first` takes. A thread that has the
-    /// first lock does not sleep for the second, unless that takes long.
+    /// The inner lock, taken behind another one, which `first` takes. A thread that has the first
+    /// lock does not sleep for the second, unless that takes long.
     pub(super) fn lock_under<G>(&self, first: impl Fn() -> G) -> (G, Locked<'_, Inner>) {
         const TRIES: usize = 100;
         self.sort_in_gently();
@@ -268,8 +268,8 @@ impl Inner {
         self.holding(self.on_disk.max(self.taken_to), |at| self.first_dirty(at)).unwrap_or(size)
     }
     /// Bytes are about to be taken in. Before that the file had `size` bytes, and was `clean` or
-    /// not. A run that completed since the size was set did not know of these bytes, so it may have
-    /// set what this sets too high.
+    /// not. A run may have completed since the size was set, without knowing of these bytes. Then
+    /// it has set too high what this sets.
     pub(super) fn begin_taking_in(&mut self, size: u64, clean: bool) {
         self.on_disk = if clean { size } else { self.on_disk.min(size) };
         self.taken_to = if clean { size } else { self.taken_to.min(size) };

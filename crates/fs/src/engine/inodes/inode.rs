@@ -1,9 +1,9 @@
 //! Inodes in memory, and the names that lead to them.
 //!
 //! An [`Inode`] exists once per (subvolume, number) as long as anything uses it. Two locks guard
-//! it, and the difference matters. `op` serialises operations, and may be held while waiting for
-//! space, devices or a transaction. `state` is held for instructions only and never across such a
-//! wait, because the committer takes it while it seals.
+//! it, and the difference matters. `op` serialises operations, and may be held while its holder
+//! waits for space, devices or a transaction. `state` is held for instructions only and never
+//! across such a wait, because the committer takes it while it seals.
 //!
 //! Lock order: the subvolume's lock for moving directories, then `op` of directories by inode
 //! number, then `op` of other inodes by inode number ([`lock_all`] takes any set in that order),
@@ -55,8 +55,8 @@ pub(crate) struct Inode {
     pub(crate) changes: Mutex<Changes, lock::ChangedRanges>,
     /// The outcome of its last `fsync`. Held while it is being logged.
     pub(crate) logged: Mutex<Option<Logged>, lock::Logged>,
-    /// The transaction of its last change before it came into memory. What that transaction changed
-    /// is not known here.
+    /// The transaction of its last change before it came into memory. Which parts that transaction
+    /// changed is not known here.
     pub(crate) since: Generation,
     /// The transaction that has noted that the item has to be written, see [`Handle::mark_dirty`].
     pub(crate) noted_in: AtomicU64,
@@ -69,7 +69,7 @@ pub(crate) struct Inode {
     /// are.
     extents_logged_in: AtomicU64,
     /// It has no extended attributes. That is known of an inode that was made without any, until it
-    /// may have got one. (The kernel asks for one before it writes to a file.)
+    /// may have got one. (The kernel asks for an attribute before it writes to a file.)
     pub(crate) no_xattrs: AtomicBool,
 }
 
@@ -93,9 +93,9 @@ pub(crate) struct InodeState {
     /// still to be logged.
     pub(crate) last_change: Generation,
     pub(crate) unlogged: bool,
-    /// Companions: inodes whose names have to be logged with this one, and the transaction of that.
-    /// Since this inode was last logged they left this directory for another, or exchanged names
-    /// with this inode.
+    /// Companions: inodes whose names have to be logged with this one, and the transaction for
+    /// which that holds. Since this inode was last logged they left this directory for another, or
+    /// exchanged names with this inode.
     pub(crate) companions: (Generation, Vec<ObjectId>),
 }
 

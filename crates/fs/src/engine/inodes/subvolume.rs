@@ -2,9 +2,9 @@
 //!
 //! A [`Subvolume`] is loaded once and stays. It owns the changing [`Tree`], the table of its inodes
 //! in memory, and the counter for new inode numbers (there is none on disk). Only the commit writes
-//! its ROOT_ITEM: operations leave with their transaction what they want changed there, and where
-//! subvolumes hang ([`crate::transaction::RootNotes`]). [`crate::inode`] sees to the entries in
-//! directories; [`crate::subvolume`] to snapshots, dropping and settings.
+//! its ROOT_ITEM. Operations note with their transaction how the ROOT_ITEM is to change, and where
+//! subvolumes hang ([`crate::transaction::RootNotes`]). Entries in directories belong to
+//! [`crate::inode`]; snapshots, dropping and settings belong to [`crate::subvolume`].
 
 use super::table::InodeTable;
 use crate::engine::Core;

@@ -28,8 +28,8 @@ const KEEP: usize = if cfg!(test) { 64 } else { 16 << 10 };
 #[derive(Debug, Default)]
 pub(crate) struct InodeTable {
     inner: Mutex<Inner, lock::Table>,
-    /// Held while a directory moves to another directory. The shape of the tree stands still for
-    /// those that look at it with this lock.
+    /// Held while a directory moves to another directory. While a thread has this lock, the shape
+    /// of the tree stands still.
     pub(crate) moving: Mutex<(), lock::Moving>,
     /// Held while what a crash left behind is being cleaned up.
     pub(crate) cleaning: Mutex<(), lock::Cleaning>,

@@ -1,4 +1,4 @@
-//! The way to a subvolume: what leads to it lies in other trees than those that its log covers.
+//! What leads to a subvolume lies in other trees than those that its log covers.
 //!
 //! A log of a subvolume says where files are within it. The subvolume itself may have moved since
 //! the last commit, or a directory above it, in the subvolume in which it hangs. Then replaying

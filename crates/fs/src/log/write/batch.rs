@@ -145,8 +145,8 @@ impl TxnLog {
         self.queue.lock().refused.and_then(|(_, cause)| cause)
     }
 
-    /// Tells `done` when a ticket is durable by the log, or by the commit that has to do it. If
-    /// nobody leads, this thread leads, for as long as other callers need it.
+    /// Completes `done` when a ticket is durable by the log, or by the commit that has to do it. If
+    /// no thread leads, this thread leads, for as long as other callers need it.
     pub(super) fn when_durable(
         &self,
         core: &Arc<Core>,
@@ -174,14 +174,14 @@ fn known(core: &Core, queue: &Queue, ticket: u64) -> Option<crate::error::Result
     outcome.or_else(|| core.txns.failure().map(|why| Err(Error::ReadOnly(Some(why)))))
 }
 
-/// Leads until no caller waits any more. If the caller with the ticket `own` is done before that,
-/// and the thread of another one is parked, that thread goes on.
+/// Leads until no caller waits any more. The caller with the ticket `own` may be done before that.
+/// Then another waiter's parked thread, if there is one, goes on in its place.
 fn lead(core: &Arc<Core>, txn: &Arc<Txn>, own: u64) {
     let _logging = Logging::begin();
     let log = TxnLog::of(txn);
     let mut lead = Lead { log, core, txn, over: false };
     while !lead.over {
-        // All waiters are told of a failure.
+        // All waiters learn of a failure.
         if step(core, txn, log).is_err() || core.txns.failure().is_some() {
             return;
         }
@@ -198,7 +198,7 @@ fn lead(core: &Arc<Core>, txn: &Arc<Txn>, own: u64) {
     }
 }
 
-/// A thread leads. If it panics or fails, all waiters are told.
+/// A thread leads. If it panics or fails, all waiters learn of that.
 struct Lead<'a> {
     log: &'a TxnLog,
     core: &'a Core,
@@ -235,7 +235,7 @@ fn step(core: &Core, txn: &Arc<Txn>, log: &TxnLog) -> crate::error::Result<()> {
     }
     let outcome = step_with(core, txn, log, &mut work);
     if let Err(e) = &outcome {
-        // A part of it may be on the device, so nothing can be known of what the log has.
+        // A part of it may be on the device, so what the log has there is not known.
         core.txns.fail(&format!("the log could not be written: {e}"));
     }
     outcome
@@ -265,8 +265,8 @@ fn step_with(
 /// Writes the superblock for the nodes that are durable, if there are any. Returns what the next
 /// flush completes by that.
 ///
-/// The superblock comes after that of the commit before. If that one is still under way and
-/// contributions have gathered, these go first.
+/// This superblock comes after that of the commit before. While that commit is still under way,
+/// contributions that have gathered go first.
 fn write_superblock(
     core: &Core,
     txn: &Txn,

@@ -279,9 +279,9 @@ impl ChangedRange {
     }
 }
 
-/// Has another file written into the extent while it had it preallocated? That file may not be in
-/// the log, or it may be there from before the write. Replayed, it would have preallocated space
-/// with checksums.
+/// Has another file written into the extent while it had it preallocated? The log may not have that
+/// file, or may have it from before the write. Replaying would then give it preallocated space that
+/// has checksums.
 fn is_filled(txn: &Txn, inode: &Inode, r: &ExtentRecord) -> bool {
     r.kind == ExtentKind::Regular
         && txn.filled.lock().get(&r.disk_bytenr).is_some_and(|whose| *whose != inode.id)

@@ -5,8 +5,8 @@
 //! has taken. If that is the commit, nothing of the inode is logged before it: the log would lack
 //! what was taken.
 //!
-//! The changes are taken while the running transaction is pinned: it is not sealed meanwhile, and
-//! what is taken belongs to it. Everything that reads comes afterwards, and nothing here waits for
+//! The changes are taken while the running transaction is pinned. So it is not sealed meanwhile,
+//! and what is taken belongs to it. Everything that reads comes afterwards. Nothing here waits for
 //! a commit: [`Awaited`] says which one the caller has to wait for.
 
 use super::batch::TxnLog;
@@ -112,7 +112,7 @@ impl Change {
     }
 }
 
-/// What makes an inode durable of which there is nothing new to log.
+/// What makes an inode durable if there is nothing new of it to log.
 fn taken_before(core: &Core, pin: Pin<'_>, change: &Change, last: &mut Option<Logged>) -> Awaited {
     let running = pin.txn.generation;
     // A directory above it may have moved in the transaction that is being committed.
@@ -157,7 +157,7 @@ impl TakenContent {
     fn of(core: &Core, inode: &Inode, txn: &Txn, before: Option<&Logged>) -> Self {
         let companions = take_companions(inode, txn.generation);
         let nameless = inode.state.lock().item.nlink.get() == 0;
-        // Of an inode without names only that fact is logged. Its changes stay, because it may
+        // Of an inode without names the log has only that fact. Its changes stay, because it may
         // still get a name.
         let mut ranges =
             if nameless { Vec::new() } else { inode.changes.lock().take(txn.generation) };

@@ -7,11 +7,11 @@
 //! inodes. [`Names`] follows this to its end, over one version of the tree, so what the log says
 //! was true at one moment.
 //!
-//! If only its names are logged, an inode *exists* in the log, with generation 0: replaying leaves
-//! its item as the last commit has it. But its extended attributes become what the log has, so
-//! those of the last commit are logged. Fsynced inodes and logged directories take all directories
-//! above them along that are not where the last commit has them. Otherwise they would not be found
-//! under their names, and two directories could end within each other.
+//! If only its names are logged, an inode *exists* in the log, with generation 0. Replaying then
+//! leaves its item as the last commit has it. But its extended attributes become those of the log,
+//! so those of the last commit are logged. With fsynced inodes and logged directories, all
+//! directories above them are logged that are not where the last commit has them. Otherwise they
+//! would not be found under their names, and two directories could end within each other.
 
 use super::blocks::Blocks;
 use super::diff::changed;
@@ -99,9 +99,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Logs an inode that was fsynced as `item`, its names, and those of its companions; with
-    /// `entries`, also what has come and gone in it, a directory. False if the inode has no name
-    /// any more: the log has nothing of it then.
+    /// Logs an inode that was fsynced as `item`, its names, and those of its companions. With
+    /// `entries` the inode is a directory, and what has come and gone in it is logged, too. False
+    /// if the inode has no name any more: the log has nothing of it then.
     pub(super) fn log(
         &mut self,
         ino: ObjectId,
@@ -203,8 +203,8 @@ impl<'a> Names<'a> {
         }
         for name in &were {
             // A name that the inode has again has another index in the directory. Linux would
-            // remove the old entry when it comes to the new one, after the inode's item, and leave
-            // the time of replaying in the item.
+            // remove the old entry when it comes to the new one, after the inode's item, and the
+            // item would keep the time of replaying.
             if !are.contains(name) {
                 self.lost(name)?;
             }
@@ -349,8 +349,8 @@ impl<'a> Names<'a> {
             Ok(())
         }
     }
-    /// Logs that a directory of the last commit existed. It is gone, but the log says what else was
-    /// removed from it.
+    /// Logs that a directory of the last commit existed. It is gone, but the log has to say what
+    /// else was removed from it.
     fn ghost(&mut self, ino: ObjectId) -> Result<()> {
         let Some(mut item) = self.item(self.base, ino)? else { return Ok(()) };
         item.generation = U64::ZERO;

@@ -1,7 +1,7 @@
 //! How logging goes, as far as benchmarks choose.
 //!
-//! What the values mean, and why they are there: [`crate::tuning::older`]. Here is what the engine
-//! does for each of them; `batch` and `content` only ask.
+//! [`crate::tuning::older`] says what the values mean, and why they are there. This module does
+//! what each of them asks for; `batch` and `content` only call it.
 
 use super::Result;
 use super::batch::TxnLog;

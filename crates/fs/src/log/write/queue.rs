@@ -48,12 +48,13 @@ pub(super) struct Queue {
     next_waiter: u64,
 }
 
-/// Waiters whose tickets are settled. They are told once the queue is unlocked again.
+/// Waiters whose tickets are settled. Their completions are called once the queue is unlocked
+/// again.
 #[must_use]
 pub(super) struct SettledWaiters(Vec<(Completion, Result<TicketOutcome>)>);
 
 impl SettledWaiters {
-    /// Tells them. The log is that of the transaction `generation`.
+    /// Calls them. The log is that of the transaction `generation`.
     pub(super) fn tell(self, core: &Core, generation: Generation) {
         for (done, outcome) in self.0 {
             settle(core, generation, done, outcome);
@@ -61,7 +62,7 @@ impl SettledWaiters {
     }
 }
 
-/// Tells one waiter what has become of its ticket, or has the commit tell it.
+/// Tells one waiter the outcome of its ticket, or leaves that to the commit.
 pub(super) fn settle(
     core: &Core,
     generation: Generation,
@@ -78,8 +79,8 @@ pub(super) fn settle(
     }
 }
 
-/// Asks for the commit of the transaction `generation`, which tells `done`. Without a cause it is
-/// under way already.
+/// Asks for the commit of the transaction `generation`, which completes `done`. Without a cause the
+/// commit is under way already.
 pub(super) fn leave_to_commit(
     core: &Core,
     generation: Generation,
@@ -121,8 +122,8 @@ impl Queue {
     pub(super) fn has_waiters(&self) -> bool {
         !self.waiters.is_empty()
     }
-    /// Has the first waiter with a parked thread do what `job` makes for its ticket. False if there
-    /// is none.
+    /// Lends the first waiter with a parked thread the job that `job` makes for its ticket. False
+    /// if there is none.
     pub(super) fn lend<J: FnOnce() + Send + 'static>(&self, job: impl FnOnce(u64) -> J) -> bool {
         let mut job = Some(job);
         self.waiters.iter().any(|((ticket, _), done)| {
@@ -148,14 +149,14 @@ impl Queue {
     pub(super) fn take_settled(&mut self) -> SettledWaiters {
         self.take(u64::MAX, |queue, ticket| queue.outcome(ticket).map(Ok))
     }
-    /// Takes out all waiters, because writing has ended. Those without an outcome are told why.
+    /// Takes out all waiters, because writing has ended. Those without an outcome get the reason.
     pub(super) fn take_all(&mut self, why: &str) -> SettledWaiters {
         let failed = || Error::ReadOnly(Some(why.to_owned()));
         self.take(u64::MAX, |queue, ticket| {
             Some(queue.outcome(ticket).map_or_else(|| Err(failed()), Ok))
         })
     }
-    /// Takes out the waiters whose ticket is durable, and looks at no others: of a hundred waiters
+    /// Takes out the waiters whose ticket is durable. It looks at no others: of a hundred waiters
     /// each batch serves only a few.
     pub(super) fn take_served(&mut self) -> SettledWaiters {
         self.take(self.durable, |_, _| Some(Ok(TicketOutcome::Durable)))

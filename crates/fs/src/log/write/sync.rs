@@ -1,5 +1,5 @@
-//! An `fsync` as the log sees it: an inode contributes, and its caller is told when the log or a
-//! commit has made that durable.
+//! An `fsync` as the log sees it: an inode contributes, and the caller's completion is called when
+//! the log or a commit has made that durable.
 
 use super::batch::TxnLog;
 use super::contribute::{Awaited, contribute};
@@ -9,10 +9,10 @@ use crate::engine::{Core, Inode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Makes an inode durable whose data has been written back, and tells `done` then. This thread does
-/// not wait for others, but it may write the log, for other callers as well.
+/// Makes an inode durable whose data has been written back, and then completes `done`. This thread
+/// does not wait for others, but it may write the log, for other callers as well.
 ///
-/// `done` is told errors of reading, corruption, and `ReadOnly` when writing has ended.
+/// `done` gets errors of reading, corruption, and `ReadOnly` when writing has ended.
 pub(crate) fn sync(core: &Arc<Core>, inode: &Arc<Inode>, done: Completion) {
     core.log.fsyncs.fetch_add(1, Ordering::Relaxed);
     let awaited = match contribute(core, inode) {

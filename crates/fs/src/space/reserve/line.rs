@@ -2,8 +2,8 @@
 //!
 //! The thread with the oldest ticket makes space; all others wait to be served, or to become the
 //! first. This module hides what the first one does until it is served or refused ([`Attempts`]):
-//! how often it runs the reclaimer, for whom it waits when that finds nothing, and when it gives
-//! up.
+//! how often it runs the reclaimer, which operations it waits for when that finds nothing, and when
+//! it gives up.
 
 use super::{Account, AccountState, Asked, RECLAIMING, Reservation, Space, Ticket, TicketState};
 use crate::error::{Error, Result};
@@ -17,9 +17,9 @@ use std::time::Duration;
 /// a commit frees the blocks that it has copied itself, which would look like progress for ever.
 const FRUITLESS_ROUNDS: u32 = 3;
 
-/// How often a deletion waits for others to let go of what they hold. A deletion gives space back
-/// itself, so it is refused last of all: it lets the requests in line pass, which will be refused
-/// and let go of what they hold, and it waits while anything is held.
+/// How often a deletion waits for others to give back what they hold. A deletion gives space back
+/// itself, so it is refused last of all. It lets the other requests in line pass: these will be
+/// refused and give back what they hold. It waits as long as anything is held.
 const PATIENCE: u32 = 64;
 /// How long each such wait may be. Space is held for one operation only, but that may be slow.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);

@@ -1,8 +1,8 @@
-//! The committer at the global trees: where their blocks come from, and the trees as the logic of
-//! items wants to see them.
+//! How the committer edits the global trees: where their blocks come from, and the trees as the
+//! logic of items wants to see them.
 //!
-//! What the trees' own blocks come to is noted in the committer, not in the transaction, because it
-//! is applied in the same commit.
+//! References of these trees' own blocks are noted in the committer, not in the transaction,
+//! because they are applied in the same commit.
 
 use super::Committer;
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! What other threads have for a mount's queue, and how its thread is woken to look.
+//! What other threads leave for a mount's queue, and how they wake its thread.
 
 use super::super::Permits;
 use super::super::drain::{Drain, FenceSender, Participants, Then};
@@ -13,7 +13,7 @@ pub(super) fn wake(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// What other threads have for a mount's queue: entries that workers have finished, to be
+/// What other threads leave for a mount's queue: entries that workers have finished, to be
 /// committed, and news about drains.
 pub(super) struct QueueInbox {
     entries: Mutex<Vec<RingEntry>>,

@@ -3,7 +3,7 @@
 //! The kernel puts a request into an entry of the queue of the CPU that its caller runs on. The
 //! entry comes back with the answer and fetches the next request in the same submission. A queue's
 //! ring is used by its own thread only. An entry whose request has to wait goes to a worker as a
-//! whole, and comes back through the [`QueueInbox`], whose eventfd wakes the queue's thread to
+//! whole. It comes back through the [`QueueInbox`], and an eventfd wakes the queue's thread to
 //! commit it.
 //!
 //! Every queue must be registered before the kernel lets any request through, those of absent CPUs

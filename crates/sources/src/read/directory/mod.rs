@@ -1,9 +1,9 @@
 //! A directory of this machine.
 //!
-//! It is walked in the order of [`TreePath`], whatever order the kernel gives, so the names of one
-//! directory are sorted before they are used. That is done by a sorter, as a directory may have
-//! millions. Files with several names go through a sorter of their own, by device and inode. The
-//! first name in the order of paths makes the group, so the numbers of the machine do not show.
+//! It is walked in the order of [`TreePath`], whatever order the kernel gives. So the names of one
+//! directory are sorted before they are used, on disk if need be: a directory may have millions.
+//! Files with several names go through a sorter of their own, by device and inode. The first name
+//! in the order of paths makes the group, so the inode numbers of the machine do not show.
 //!
 //! Only the time of the last change of contents is taken. The other times say when the directory
 //! was copied or read last, and two copies of one tree are to give the same image.

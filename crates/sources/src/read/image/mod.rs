@@ -1,7 +1,7 @@
 //! A subvolume of another image, read through the engine without a mount.
 //!
 //! It is walked in the order of paths, like a directory of the machine, and names of one inode are
-//! brought together in the same way. All times and inode flags are taken: they are part of the
+//! brought together in the same way. All times and inode flags are taken. They are part of the
 //! image, so they are the same for every build. Subvolumes that lie within become directories.
 
 #[cfg(test)]

@@ -330,7 +330,7 @@ impl Descriptor {
         self.media_type.contains("image.index") || self.media_type.contains("manifest.list")
     }
 
-    /// What a person can say to mean it.
+    /// How a person can name it.
     fn shown(&self) -> String {
         let name = self.name().unwrap_or_default();
         match &self.platform {

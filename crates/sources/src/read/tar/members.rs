@@ -22,7 +22,7 @@ const MOST_PIECES: usize = 1 << 20;
 /// Headers are read in steps of this size.
 const WINDOW: usize = 8 << 10;
 
-/// What a map is that says nothing.
+/// What is wrong with a map that cannot be read.
 const WRONG_MAP: &str = "the map of a sparse file that is not valid";
 
 /// A member of an archive.
@@ -283,8 +283,8 @@ impl<'a> Members<'a> {
         Ok((pieces, size))
     }
 
-    /// The map of form 1.0: decimal numbers in lines, up to a block's end; first their pairs'
-    /// number.
+    /// The map of form 1.0: decimal numbers in lines, filled to the end of a block. The first is
+    /// the number of pairs.
     fn map_before_data(&mut self, end: u64) -> Result<Option<Vec<Piece>>> {
         let mut numbers = Vec::new();
         let mut line = Vec::new();

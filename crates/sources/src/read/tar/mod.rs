@@ -1,4 +1,4 @@
-//! Tar archives, of all dialects that are about: the old form, POSIX with extended headers, GNU,
+//! Tar archives, of all dialects that are in use: the old form, POSIX with extended headers, GNU,
 //! and what star and libarchive add.
 //!
 //! [`header`] knows one block, [`pax`] the extended records, [`members`] how they make a member.
@@ -19,6 +19,7 @@ use super::{LONGEST_PATH, LONGEST_TARGET, Store};
 use crate::error::{Error, Result};
 use crate::overlay::{Collector, Node};
 use crate::{Attributes, Contents, Kind, Locator, SourceNumber, Time, TreePath, acl, flags};
+use larder_format::acl::{ACCESS, DEFAULT};
 use members::{Member, Members};
 use std::io;
 
@@ -33,7 +34,7 @@ pub(crate) enum Whiteouts {
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Names that begin so are bookkeeping of the file system that invented whiteouts.
+/// Names with this beginning are bookkeeping of the file system that invented whiteouts.
 const BOOKKEEPING: &[u8] = b".wh..wh.";
 
 /// Tells the collector what an archive holds.
@@ -297,10 +298,9 @@ impl Reading<'_> {
                 self.collector.note(&self.member.name, &what);
             }
         }
-        for (keyword, name, is_default) in [
-            (&b"SCHILY.acl.access"[..], acl::ACCESS, false),
-            (b"SCHILY.acl.default", acl::DEFAULT, true),
-        ] {
+        for (keyword, name, is_default) in
+            [(&b"SCHILY.acl.access"[..], ACCESS, false), (b"SCHILY.acl.default", DEFAULT, true)]
+        {
             // The form of Linux, with numbers, is better than text, which may have names only.
             if let Some(text) = extended.get(keyword)
                 && !xattrs.contains_key(name)

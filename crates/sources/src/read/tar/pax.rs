@@ -1,9 +1,9 @@
 //! Extended headers of POSIX: records `LENGTH KEYWORD=VALUE`, in which a value may have any bytes.
 //!
-//! A local header says something of the next member, a global one of all that follow. A local
-//! record lies over a global one, and an empty value takes a keyword back. [`Extended`] answers for
-//! one member what is said of a keyword. Records stay in their order, since in the oldest form of
-//! sparse files a keyword comes many times.
+//! A local header is about the next member, a global one about all that follow. A local record lies
+//! over a global one, and an empty value takes a keyword back. [`Extended`] gives what holds for
+//! one member. Records stay in their order, since in the oldest form of sparse files a keyword
+//! comes many times.
 
 use crate::Time;
 use crate::rules::decimal_time;
