@@ -82,8 +82,8 @@ fn refused(error: impl std::error::Error) -> Refused {
     Refused::because(error.to_string())
 }
 
-/// Where the file system is written, and how large it becomes. A size that was given is the least
-/// one of a file, but the size on a device.
+/// Where the file system is written, and how large it becomes. A file gets at least the size that
+/// was given, and the file system on a device gets exactly that.
 fn place(options: &Options, content: &Content) -> Result<(Output, ImageSize), Refused> {
     let path = options.device.clone();
     let shrunk = content.shrink.then_some(ImageSize::Shrink { align: 4096 });

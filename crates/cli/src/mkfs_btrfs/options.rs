@@ -309,8 +309,8 @@ fn nodesize(text: &str) -> Result<Option<u32>, Refused> {
     bytes.transpose()
 }
 
-/// `no`, or a method and a level. zstd's levels end at 15, as in mkfs.btrfs; Larder's own options
-/// take others, too. A level that is empty or 0 is the default.
+/// `no`, or a method and a level. Here zstd's levels end at 15, and a level that is empty or 0 is
+/// the default, as in mkfs.btrfs; Larder's own options take others, too.
 fn compress(text: &str) -> Result<Option<Packing>, Refused> {
     if text == "no" {
         return Ok(None);
