@@ -2,8 +2,8 @@
 //!
 //! The caller brings entries in the order of their paths, and the contents of files. This crate
 //! hides the formats: which header says what (`tar`), how an ACL is written in a header (`acl`),
-//! how a stream is compressed (`compress`), which files make a container image (`oci`), what a layer
-//! of it has to say of the one below (`layer`).
+//! how a stream is compressed (`compress`), which files make a container image (`oci`), what a
+//! layer of it has to say of the one below (`layer`).
 //!
 //! The same entries give the same bytes. Nothing of the host gets into them: no names of users, no
 //! clock, no process.

@@ -47,8 +47,8 @@ pub enum Kind {
     Socket,
 }
 
-/// The numbers of a device, if Linux can have them: 12 bits and 20 bits.
-pub(crate) fn device_numbers(major: u64, minor: u64) -> Option<(u32, u32)> {
+/// Major and minor number of a device, if Linux can have them: 12 bits and 20 bits.
+pub(crate) fn device_numbers((major, minor): (u64, u64)) -> Option<(u32, u32)> {
     let fits = major < 1 << 12 && minor < 1 << 20;
     fits.then_some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
 }

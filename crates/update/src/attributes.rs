@@ -58,8 +58,8 @@ fn set_xattrs(fs: &Filesystem, id: InodeId, wanted: &Attributes) -> Result<()> {
     Ok(())
 }
 
-/// Properties of btrfs are the image's own: the sources do not decide how a file is compressed, unless
-/// they have the property.
+/// Properties of btrfs are the image's own: the sources do not decide how a file is compressed,
+/// unless they have the property.
 fn is_own(name: &[u8]) -> bool {
     name.starts_with(b"btrfs.")
 }

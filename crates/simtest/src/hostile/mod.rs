@@ -13,7 +13,8 @@
 //! - [`tools`]: checking such an image, and restoring what is left of it; [`printers`]: printing
 //!   what it holds;
 //! - [`requests`]: messages to a mount that no kernel would send;
-//! - [`sources`]: what an image is built of — archives, container images, manifests.
+//! - [`sources`]: what an image is built of — archives, container images, manifests;
+//! - [`stream`]: send streams.
 
 pub mod changes;
 pub mod choices;
@@ -27,6 +28,7 @@ pub mod printers;
 pub mod requests;
 pub mod seeds;
 pub mod sources;
+pub mod stream;
 pub mod survey;
 pub mod tools;
 
@@ -34,7 +36,7 @@ pub mod tools;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target but `printers`, which needs the command besides.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     ("superblock", formats::superblock),
     ("sys_chunks", formats::sys_chunks),
     ("node", formats::node),
@@ -49,6 +51,7 @@ pub const TARGETS: [Target; 14] = [
     ("manifest", sources::manifest),
     ("source_words", sources::words),
     ("built_image", sources::image),
+    ("stream", stream::stream),
 ];
 
 /// Mounts, reads and writes the image that the input makes of a seed.

@@ -71,7 +71,7 @@ fn seen(read: &Read, style: Style) -> Vec<Seen> {
         let data = match &kind {
             Kind::File { size, contents: Some(at) } => {
                 let mut contents = read.sources.open(at).expect("contents");
-                stream::bytes(&mut *contents, 0, *size)
+                stream::bytes(&mut *contents, 0..*size)
             }
             _ => Vec::new(),
         };

@@ -11,6 +11,7 @@ use larder_sources::{
 };
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::ops::Range;
 
 /// Memory with which sorters spill nearly everything.
 const LITTLE: usize = 4096;
@@ -184,8 +185,8 @@ fn opened(sources: &Sources, entry: &Entry) -> Option<()> {
     assert!(parts.is_sorted_by(|a, b| a.end <= b.start), "hostile: parts overlap: {parts:?}");
     let end = parts.last().map_or(0, |part| part.end);
     assert!(end <= *size, "hostile: a part ends at {end} of {size}");
-    let head = bytes(&mut *contents, 0, PIECE.min(*size));
-    bytes(&mut *contents, size - PIECE.min(*size), PIECE.min(*size));
+    let head = bytes(&mut *contents, 0..PIECE.min(*size));
+    bytes(&mut *contents, size - PIECE.min(*size)..*size);
     for (at, byte) in (0u64..).zip(&head) {
         let is_data = parts.iter().any(|part| part.contains(&at));
         assert!(is_data || *byte == 0, "hostile: a hole with data");
@@ -195,8 +196,9 @@ fn opened(sources: &Sources, entry: &Entry) -> Option<()> {
 }
 
 /// Bytes of a file.
-pub(super) fn bytes(contents: &mut dyn Contents, at: u64, len: u64) -> Vec<u8> {
+pub(super) fn bytes(contents: &mut dyn Contents, range: Range<u64>) -> Vec<u8> {
+    let len = range.end - range.start;
     let mut bytes = vec![0xa5; usize::try_from(len).expect("a few")];
-    contents.read_exact_at(&mut bytes, at).expect("bytes of a file");
+    contents.read_exact_at(&mut bytes, range.start).expect("bytes of a file");
     bytes
 }

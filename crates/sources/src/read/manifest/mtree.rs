@@ -150,7 +150,9 @@ fn device_numbers(text: &[u8]) -> Option<(u32, u32)> {
         None => text.parse().ok(),
     };
     match parts[..] {
-        ["native" | "linux", major, minor] => entry::device_numbers(number(major)?, number(minor)?),
+        ["native" | "linux", major, minor] => {
+            entry::device_numbers((number(major)?, number(minor)?))
+        }
         [one] => {
             let n = u32::try_from(number(one)?).ok()?;
             Some(((n >> 8) & 0xfff, (n & 0xff) | ((n >> 12) & 0xf_ff00)))

@@ -114,7 +114,7 @@ impl Said {
 fn device(text: &[u8]) -> Result<(u32, u32), String> {
     let numbers = str::from_utf8(text).ok().and_then(|text| {
         let (major, minor) = text.split_once([':', ','])?;
-        device_numbers(major.parse().ok()?, minor.parse().ok()?)
+        device_numbers((major.parse().ok()?, minor.parse().ok()?))
     });
     numbers.ok_or_else(|| format!("device={} is not MAJOR:MINOR, up to 4095:1048575", shown(text)))
 }

@@ -235,7 +235,7 @@ impl Reading<'_> {
     fn device(&self) -> Result<(u32, u32)> {
         let numbers = self.member.header.device();
         let numbers =
-            numbers.and_then(|(a, b)| device_numbers(a.try_into().ok()?, b.try_into().ok()?));
+            numbers.and_then(|(a, b)| device_numbers((a.try_into().ok()?, b.try_into().ok()?)));
         numbers.ok_or_else(|| self.refused("a device without valid numbers"))
     }
 
