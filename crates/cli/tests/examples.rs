@@ -75,7 +75,9 @@ impl Playground {
             .arg(here.path().join("larder"))
             .status();
         assert!(copied.unwrap().success());
-        std::fs::write(here.path().join("monday.stream"), STREAM).unwrap();
+        let stream = here.path().join("monday.stream");
+        std::fs::write(&stream, STREAM).unwrap();
+        std::os::unix::fs::chown(&stream, Some(user), Some(user)).unwrap();
         let made = here.sh(TEMPLATE);
         if made.code != 0
             && user != 0

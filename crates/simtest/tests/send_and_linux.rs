@@ -69,7 +69,7 @@ fn compare(fs: &Filesystem, tree: TreeId, received: &Path, what: &str) {
 
 /// One case.
 fn tell(seed: u64, image: &Path, receiver: &Path) {
-    let protocol = if seed % 2 == 0 { Protocol::V1 } else { Protocol::V2 };
+    let protocol = if seed.is_multiple_of(2) { Protocol::V1 } else { Protocol::V2 };
     let packs = seed % 4 > 1;
     let mut fs = open(image, packs);
     let mut lineage = Lineage::begin(&fs, &format!("w{seed}"), seed).unwrap();
