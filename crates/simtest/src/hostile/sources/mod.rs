@@ -1,12 +1,12 @@
 //! Hostile sources: archives, container images, manifests and words of the command line, which a
 //! stranger made.
 //!
-//! An input is a program that makes a source in the words of its own format: [`tar`] makes members
-//! with right checksums, [`container`] descriptors with right digests. Otherwise a fuzzer would
+//! An input is a program that makes a source in the words of its own format: `tar` makes members
+//! with right checksums, `container` descriptors with right digests. Otherwise a fuzzer would
 //! spend its time on the checksum. A manifest is text, so the input is the manifest itself.
 //!
-//! [`stream`] judges what comes of a source, and [`again`] writes it as a tar and reads that. An
-//! image is made of it by [`built`], and has to satisfy `larder check`. [`words`] has what comes
+//! `stream` judges what comes of a source, and `again` writes it as a tar and reads that. An
+//! image is made of it by `built`, and has to satisfy `larder check`. `words` has what comes
 //! from the command line.
 
 mod again;

@@ -270,3 +270,22 @@ fn defaults_of_mtree_are_short() {
     let error = refusal("mtree", &format!("/set md5={}\na\n", "0".repeat(5000)));
     assert!(error.contains("line 1: md5= has 5000 bytes"), "{error}");
 }
+
+#[test]
+fn a_change_belongs_to_the_inode_whatever_becomes_of_the_name() {
+    let tree = built(
+        "manifest",
+        "hardlink /x target=bin/tool\n\
+         set /bin/tool gid=9\n\
+         set /bin/tool mode=0644\n\
+         set /x mode=a+X\n\
+         set /bin/tool mode=u+x\n\
+         hardlink /y target=bin/tool\n\
+         set /y uid=8\n\
+         remove /bin/tool\n",
+    )
+    .unwrap();
+    let of = |name: &str| tree[name].attributes.clone();
+    assert_eq!((of("x").uid, of("x").gid, of("x").permissions), (8, 9, 0o744));
+    assert_eq!(of("x"), of("y"));
+}
