@@ -93,6 +93,36 @@ fn kept_messages() {
     replay("requests");
 }
 
+#[test]
+fn kept_tars() {
+    replay("tar");
+}
+
+#[test]
+fn kept_container_images() {
+    replay("container");
+}
+
+#[test]
+fn kept_manifests() {
+    replay("manifest");
+}
+
+#[test]
+fn kept_words_of_sources() {
+    replay("source_words");
+}
+
+#[test]
+fn kept_sources_become_images() {
+    replay("built_image");
+}
+
+#[test]
+fn kept_streams() {
+    replay("stream");
+}
+
 /// Without a change every seed is read and written without an error: what the exercise asks reaches
 /// the engine.
 #[test]

@@ -16,9 +16,6 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The longest pattern: as long as the longest path.
-const LONGEST_PATTERN: usize = 4096;
-
 /// What is done with sources, and with how much memory and space.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -71,6 +68,9 @@ pub struct Pattern {
 }
 
 impl Pattern {
+    /// The longest pattern, in bytes: as long as the longest path.
+    pub const LONGEST: usize = 4096;
+
     /// Reads a pattern.
     ///
     /// # Errors
@@ -85,8 +85,9 @@ impl Pattern {
             return Err(wrong("the pattern means the root, which cannot be meant".to_owned()));
         }
         // The library would panic where the pattern becomes too large a machine.
-        if trimmed.len() > LONGEST_PATTERN {
-            let what = format!("a pattern of {} bytes; at most {LONGEST_PATTERN}", trimmed.len());
+        if trimmed.len() > Self::LONGEST {
+            let most = Self::LONGEST;
+            let what = format!("a pattern of {} bytes; at most {most}", trimmed.len());
             return Err(Error::argument(&text.as_bytes()[..100], what));
         }
         let glob = GlobBuilder::new(trimmed)

@@ -7,7 +7,7 @@ use super::files::Held;
 use super::options;
 use super::stream::{self, Read};
 use crate::hostile::tools::ask;
-use larder_archive::{Style, TarWriter};
+use larder_archive::{Style, TarError, TarWriter};
 use larder_sources::{Attributes, Entry, Kind, LinkGroup, TreePath};
 use std::collections::HashMap;
 
@@ -29,7 +29,8 @@ pub(super) fn again(read: &Read) {
         return;
     }
     for style in [Style::Archive, Style::Layer] {
-        let tar = Held::new(&ask("write a tar", 0, || written(read, style)));
+        let Some(bytes) = ask("write a tar", 0, || written(read, style)) else { continue };
+        let tar = Held::new(&bytes);
         let copy = stream::read(&[format!("tar:{}", tar.path())], &options(0));
         let copy = copy.expect("a tar of ours can be read");
         let (before, after) = (seen(read, style), seen(&copy, style));
@@ -41,16 +42,20 @@ pub(super) fn again(read: &Read) {
     }
 }
 
-fn written(read: &Read, style: Style) -> Vec<u8> {
+/// A tar of the entries. `None` where a layer cannot have one of their names.
+fn written(read: &Read, style: Style) -> Option<Vec<u8>> {
     let mut tar = TarWriter::new(Vec::new(), style);
     for entry in &read.entries {
         let mut contents = match &entry.kind {
             Kind::File { contents: Some(at), .. } => Some(read.sources.open(at).expect("contents")),
             _ => None,
         };
-        tar.entry(entry, contents.as_deref_mut().map(|contents| contents as _)).expect("memory");
+        match tar.entry(entry, contents.as_deref_mut().map(|contents| contents as _)) {
+            Err(TarError::Whiteout) if style == Style::Layer => return None,
+            done => done.expect("memory"),
+        };
     }
-    tar.finish().expect("memory")
+    Some(tar.finish().expect("memory"))
 }
 
 /// An entry as it is compared.
