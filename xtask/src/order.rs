@@ -343,6 +343,7 @@ pub(crate) const HOUSES: &[House] = &[
             "target",
             "offline",
             "sharing",
+            "transfer",
             "source",
             "workload",
             "ratio",

@@ -29,6 +29,7 @@ mod report;
 mod sharing;
 mod source;
 mod target;
+mod transfer;
 mod units;
 mod workload;
 

@@ -14,6 +14,7 @@ use crate::plot::{self, Plot};
 use crate::ratio::{Ratio, Results};
 use crate::source::Archive;
 use crate::target::Target;
+use crate::transfer;
 use crate::workload::Step;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -373,6 +374,12 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
         let ratio = results.ratio(Target::Larder, Target::Kernel, step);
         at_least(&format!("{step}, against the kernel"), ratio, wanted);
     }
+    for (step, wanted) in
+        [(transfer::TREE.send, 1.5), (transfer::CHANGED.send, 2.0), (transfer::TREE.receive, 3.0)]
+    {
+        let ratio = results.ratio(Target::Larder, Target::Kernel, step);
+        at_least(&format!("{step}, against the kernel"), ratio, wanted);
+    }
     at_least(
         "dbench, against the kernel",
         results.ratio(Target::Larder, Target::Kernel, fsync::DBENCH),
@@ -393,6 +400,7 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
             .to_owned();
         rows.push((what, r.to_string(), r.median >= 1.0));
     }
+    rows.extend(memory_of_streams(results));
     if run.cache_size.is_none()
         && let Some(peak) = results.peak(Target::Larder, |s| s.memory_mib)
     {
@@ -411,6 +419,18 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
         writeln!(t, "| {what} | {measured} | {} |", if met { "met" } else { "missed" })?;
     }
     Ok(())
+}
+
+/// Most memory that a command which sends or receives may have, MiB.
+const STREAM_MEMORY: f64 = 256.0;
+
+/// What is expected of the memory of those commands, what was measured, and whether that is met.
+fn memory_of_streams(results: Results<'_>) -> Option<(String, String, bool)> {
+    let is_stream =
+        |s: &Step| transfer::ALL.iter().any(|one| s.step == one.send || s.step == one.receive);
+    let peak = results.peak(Target::Larder, |s| if is_stream(s) { s.memory_mib } else { 0.0 })?;
+    let what = format!("anonymous memory to send and receive: under {STREAM_MEMORY} MiB");
+    (peak > 0.0).then(|| (what, format!("{peak:.0} MiB"), peak < STREAM_MEMORY))
 }
 
 #[cfg(test)]

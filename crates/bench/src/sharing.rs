@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// How many snapshots are made.
@@ -42,6 +42,11 @@ fn run(program: &Path, args: &[&Path]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
+/// The file with this number in the subvolume that [`By::fill`] makes.
+pub(crate) fn file(root: &Path, n: u64) -> PathBuf {
+    root.join(format!("many/{}/{n}", n / TOGETHER))
+}
+
 impl By<'_> {
     fn subvolume(self, args: &[&Path]) -> Result<String> {
         let program = match self {
@@ -56,12 +61,11 @@ impl By<'_> {
         let top = root.join("many");
         self.subvolume(&[Path::new("create"), &top])?;
         for n in 0..files {
-            let dir = top.join((n / TOGETHER).to_string());
             if n.is_multiple_of(TOGETHER) {
                 interrupt::check()?;
-                fs::create_dir(&dir)?;
+                fs::create_dir(top.join((n / TOGETHER).to_string()))?;
             }
-            File::create_new(dir.join(n.to_string()))?;
+            File::create_new(file(root, n))?;
         }
         Ok(())
     }

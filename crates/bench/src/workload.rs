@@ -21,6 +21,7 @@ use crate::offline;
 use crate::sharing::{self, By, SNAPSHOTS};
 use crate::source::Archive;
 use crate::target::{Image, Mount, Target};
+use crate::transfer;
 use crate::units::Mib;
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
@@ -59,6 +60,8 @@ pub(crate) enum Workload {
     Database,
     /// Commands on an image that is not mounted: checking it, printing its file, restoring.
     Offline,
+    /// Snapshots sent as streams, and received: a source tree, and what changed among many files.
+    Send,
 }
 
 impl Workload {
@@ -67,13 +70,13 @@ impl Workload {
         matches!(self, Self::Names | Self::Bonnie | Self::Database)
     }
     pub(crate) fn needs_archive(self) -> bool {
-        matches!(self, Self::Tree | Self::Sharing)
+        matches!(self, Self::Tree | Self::Sharing | Self::Send)
     }
     /// Can it be done there? The ceiling has no extents that could be shared.
     pub(crate) fn is_for(self, target: Target) -> bool {
         match self {
             Self::Sharing => target.keeps(),
-            Self::Offline => offline::is_for(target),
+            Self::Offline | Self::Send => offline::is_for(target),
             _ => true,
         }
     }
@@ -92,6 +95,7 @@ impl fmt::Display for Workload {
             Self::Sharing => "sharing",
             Self::Database => "database",
             Self::Offline => "offline",
+            Self::Send => "send",
         })
     }
 }
@@ -127,6 +131,9 @@ pub(crate) struct Step {
     pub(crate) fsync: Option<fsync::Extra>,
 }
 
+/// A stream that Larder wrote, and the directory that it is received into.
+const OURS: &str = "ours";
+
 /// How a step starts and what is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
@@ -157,6 +164,7 @@ impl Bench<'_> {
         match workload {
             Workload::Fsync => return self.fsync(),
             Workload::Database => return self.database(),
+            Workload::Send => return self.transfer(),
             _ => {}
         }
         let mut session = self.session(workload.is_limited())?;
@@ -167,8 +175,8 @@ impl Bench<'_> {
             Workload::Random => self.random(&mut session)?,
             Workload::Sharing => self.sharing(&mut session)?,
             Workload::Offline => self.offline(&mut session)?,
-            Workload::Fsync | Workload::Database | Workload::Dbench => {
-                session.said(false, &mut |m, image| {
+            Workload::Fsync | Workload::Database | Workload::Send | Workload::Dbench => session
+                .said(false, &mut |m, image| {
                     let said = fsync::dbench(
                         image.command("dbench"),
                         m,
@@ -176,8 +184,7 @@ impl Bench<'_> {
                         Duration::from_secs(run.dbench_seconds),
                     )?;
                     Ok(vec![(fsync::DBENCH.into(), said)])
-                })?
-            }
+                })?,
             Workload::Names => session.said(false, &mut |m, image| {
                 let program = image.command(std::env::current_exe()?);
                 let done = names::names(
@@ -258,6 +265,102 @@ impl Bench<'_> {
             offline::verify(&larder, &file, STREAM, &block(), mib)?;
         }
         session.image.check()
+    }
+
+    /// Snapshots are sent from one image, and received into another.
+    fn transfer(&self) -> Result<Vec<Step>> {
+        let archive = self.archive.context("no archive")?;
+        let dir = tempfile::tempdir_in(&self.run.dir)?;
+        let mut done = self.sending(archive, dir.path())?;
+        done.extend(self.receiving(archive, dir.path())?);
+        Ok(done)
+    }
+
+    /// The ceiling gets a file system, too, since the streams have to come from somewhere.
+    fn session_with_files(&self) -> Result<Session<'_>> {
+        let target = if self.target.keeps() { self.target } else { Target::Kernel };
+        let image = Image::make(self.run, target, self.case, false)?;
+        Ok(Session { bench: self, image, mount: None, operations: 1.0, done: Vec::new() })
+    }
+
+    /// Leaves the streams of Linux in `dir`, and in the first round one of Larder's.
+    fn sending(&self, archive: &Archive, dir: &Path) -> Result<Vec<Step>> {
+        let mut session = self.session_with_files()?;
+        let mount = session.image.mount_with_kernel()?;
+        transfer::fill(mount.path(), self.run.files, &|to| unpack(&archive.tar, to))?;
+        for one in transfer::ALL {
+            let stream = File::create(one.stream(dir))?;
+            transfer::run(one.send_by_linux(mount.path()), Some(stream))?;
+        }
+        mount.unmount()?;
+        let file = session.image.file().to_owned();
+        for one in transfer::ALL {
+            match self.target {
+                Target::Ceiling => {
+                    session.commands(vec![(one.send, one.read_by_disk(dir, &file)?)])?;
+                }
+                Target::Larder => {
+                    let larder = session.image.larder()?.to_owned();
+                    session.commands(vec![(one.send, one.send_by_larder(&larder, &file))])?;
+                }
+                _ => session.step(one.send, Shape::Cold, &mut |m| {
+                    transfer::run(one.send_by_linux(m), None)
+                })?,
+            }
+        }
+        if self.target == Target::Larder && self.round == 0 {
+            let send = transfer::TREE.send_by_larder(session.image.larder()?, &file);
+            transfer::run(send, Some(File::create(dir.join(OURS))?))?;
+        }
+        session.unmount()?;
+        session.image.check()?;
+        session.finish()
+    }
+
+    fn receiving(&self, archive: &Archive, dir: &Path) -> Result<Vec<Step>> {
+        let mut session = self.session_with_files()?;
+        let file = session.image.file().to_owned();
+        for one in transfer::ALL {
+            match self.target {
+                Target::Ceiling => {
+                    session.commands(vec![(one.receive, one.write_by_disk(dir, &file))])?;
+                }
+                Target::Larder => {
+                    let larder = session.image.larder()?.to_owned();
+                    let receive = transfer::receive_by_larder(&larder, &one.stream(dir), &file);
+                    session.commands(vec![(one.receive, receive)])?;
+                }
+                _ => session.step(one.receive, Shape::Through, &mut |m| {
+                    transfer::run(transfer::receive_by_linux(&one.stream(dir), m), None)
+                })?,
+            }
+        }
+        if self.target.keeps() {
+            if self.round == 0 {
+                self.verify_received(&session, archive, dir)?;
+            }
+            session.image.check()?;
+        }
+        session.finish()
+    }
+
+    /// Is what was received what was sent? The stream of Larder's is received by Linux here.
+    fn verify_received(&self, session: &Session<'_>, archive: &Archive, dir: &Path) -> Result<()> {
+        let mount = session.image.mount_with_kernel()?;
+        for tree in [transfer::TREE, transfer::PACKED] {
+            compare(&archive.tar, &mount.path().join(tree.snapshot))?;
+        }
+        let files = self.run.files;
+        for many in [transfer::MANY, transfer::CHANGED] {
+            transfer::verify_many(&many, mount.path(), files)?;
+        }
+        if self.target == Target::Larder {
+            let within = mount.path().join(OURS);
+            fs::create_dir(&within)?;
+            transfer::run(transfer::receive_by_linux(&dir.join(OURS), &within), None)?;
+            compare(&archive.tar, &within.join(transfer::TREE.snapshot))?;
+        }
+        mount.unmount()
     }
 
     fn tree(&self, session: &mut Session<'_>) -> Result<()> {

@@ -261,6 +261,30 @@ fn both_cases_a_database_and_offline_commands() {
 }
 
 #[test]
+fn snapshots_are_sent_and_received() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let tar = tree(dir.path()).display().to_string();
+    let small = ["--tar", &tar, "--files", "1500"];
+    let what = ["--workloads", "send", "--targets", "kernel,larder,ceiling"];
+    let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
+    assert_eq!(data["steps"].as_array().unwrap().len(), 3 * 2 * 4, "file systems, steps");
+    for thing in ["a tree", "a compressed tree", "many files", "1 % of many files"] {
+        for target in ["kernel", "Larder", "ceiling"] {
+            for what in ["send", "receive"] {
+                let row = format!("| {what} {thing} | {target} |");
+                assert!(text.contains(&row), "{row} in\n{text}");
+            }
+        }
+    }
+    assert!(text.contains("| anonymous memory to send and receive: under 256 MiB |"), "{text}");
+    nothing_stays(dir.path());
+}
+
+#[test]
 fn a_failure_leaves_nothing_behind() {
     if !need(&NEEDS) {
         return;

@@ -1,4 +1,5 @@
-//! Streams of ours, received by Linux: the trees are equal, generation after generation.
+//! Streams of ours, received by Linux and by the engine: the trees are equal, generation after
+//! generation.
 //!
 //! Each case is a random history of a subvolume ([`larder_simtest::lineage`]), told by three
 //! snapshots. The first is sent whole, the others as differences, the last one with more to clone
@@ -7,6 +8,7 @@
 use larder_format::TreeId;
 use larder_fs::mkfs::{MkfsOptions, mkfs};
 use larder_fs::{Compress, Filesystem, Frozen, OpenOptions, Packing, SubvolChoice};
+use larder_receive::{ImageDir, Observer, receive};
 use larder_send::{Options, Source, send};
 use larder_simtest::lineage::Lineage;
 use larder_simtest::oracle::{
@@ -40,7 +42,51 @@ fn stream(source: &Source<'_>, protocol: Protocol) -> Vec<u8> {
     writer.into_inner()
 }
 
-fn receive(stream: &[u8], dir: &Path, what: &str) {
+struct Quiet;
+impl Observer for Quiet {}
+
+/// Both of them get every stream.
+struct Receivers<'a> {
+    linux: &'a Path,
+    here: &'a Filesystem,
+}
+
+impl Receivers<'_> {
+    fn receive(&self, stream: &[u8], what: &str) {
+        receive_with_linux(stream, self.linux, what);
+        let mut to = ImageDir::new(self.here, self.here.root(), (0, 0));
+        receive(stream, &mut to, &larder_receive::Options::default(), &mut Quiet)
+            .unwrap_or_else(|e| panic!("{what}: {e}\n{}", keep(stream)));
+    }
+
+    /// Have both what this subvolume has?
+    fn compare(&self, fs: &Filesystem, tree: TreeId, name: &str, what: &str) {
+        let sent = fs.another(&SubvolChoice::Id(tree.0)).unwrap();
+        let path = SubvolChoice::Path(name.as_bytes().to_vec());
+        let here = self.here.another(&path).unwrap();
+        let by_linux = StdTree::new(&self.linux.join(name));
+        let (sent_tree, here_tree) = (EngineTree(&sent), EngineTree(&here));
+        let differs = [
+            ("Linux", compare_sources(&sent_tree, &by_linux, Aspects::copy()).unwrap()),
+            ("the engine", compare_sources(&sent_tree, &here_tree, Aspects::copy()).unwrap()),
+        ];
+        sent.leave();
+        here.leave();
+        for (receiver, found) in differs {
+            let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
+            assert!(found.is_empty(), "{what}, received by {receiver}: {shown:#?}");
+        }
+    }
+}
+
+/// Keeps a stream that was not received, and says where.
+fn keep(stream: &[u8]) -> String {
+    let kept = std::env::temp_dir().join("larder-failed-stream");
+    std::fs::write(&kept, stream).unwrap();
+    format!("the stream is in {}", kept.display())
+}
+
+fn receive_with_linux(stream: &[u8], dir: &Path, what: &str) {
     let mut child = Command::new("btrfs")
         .args(["-q", "receive", "-e"])
         .arg(dir)
@@ -52,23 +98,12 @@ fn receive(stream: &[u8], dir: &Path, what: &str) {
     let out = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     if !out.status.success() || said.contains("ERROR") {
-        let kept = std::env::temp_dir().join("larder-failed-stream");
-        std::fs::write(&kept, stream).unwrap();
-        panic!("{what}: {said}\nthe stream is in {}", kept.display());
+        panic!("{what}: {said}\n{}", keep(stream));
     }
 }
 
-fn compare(fs: &Filesystem, tree: TreeId, received: &Path, what: &str) {
-    let front = fs.another(&SubvolChoice::Id(tree.0)).unwrap();
-    let found =
-        compare_sources(&EngineTree(&front), &StdTree::new(received), Aspects::copy()).unwrap();
-    front.leave();
-    let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
-    assert!(found.is_empty(), "{what}: {shown:#?}");
-}
-
 /// One case.
-fn tell(seed: u64, image: &Path, receiver: &Path) {
+fn tell(seed: u64, image: &Path, receivers: &Receivers<'_>) {
     let protocol = if seed.is_multiple_of(2) { Protocol::V1 } else { Protocol::V2 };
     let packs = seed % 4 > 1;
     let mut fs = open(image, packs);
@@ -90,8 +125,8 @@ fn tell(seed: u64, image: &Path, receiver: &Path) {
         let what = format!("LARDER_SEED={seed}, generation {generation}, {protocol:?}");
         let bytes = stream(&source, protocol);
         assert_eq!(bytes, stream(&source, protocol), "{what}: not deterministic");
-        receive(&bytes, receiver, &what);
-        compare(&fs, *frozen.last().unwrap(), &receiver.join(&name), &what);
+        receivers.receive(&bytes, &what);
+        receivers.compare(&fs, *frozen.last().unwrap(), &name, &what);
         drop(trees);
         // Numbers of deleted inodes are used again after this.
         fs.close().unwrap();
@@ -101,23 +136,35 @@ fn tell(seed: u64, image: &Path, receiver: &Path) {
     fs.close().unwrap();
 }
 
+fn make(image: &Path) {
+    let _ = std::fs::remove_file(image);
+    let device = FileDevice::create(image, 2 << 30).unwrap();
+    mkfs(&device, &MkfsOptions::default()).unwrap();
+}
+
 #[test]
-fn linux_receives_what_is_sent() {
+fn linux_and_the_engine_receive_what_is_sent() {
     if !need(&NEEDS) {
         return;
     }
+    /// Cases that share an image.
+    const TOGETHER: usize = 50;
     let scratch = scratch();
-    let (image, target) = (scratch.path().join("sender"), scratch.path().join("receiver"));
+    let path = |name| scratch.path().join(name);
+    let (image, target, here) = (path("sender"), path("receiver"), path("here"));
     mkfs_btrfs(&target, 2 << 30, &[] as &[&str]).unwrap();
     let mount = KernelMount::image(&target, "").unwrap();
     let (first, cases) = (number("LARDER_SEED", 1), 250 * number("LARDER_SCALE", 1));
-    for seed in first..first + cases {
-        if (seed - first) % 50 == 0 {
-            let _ = std::fs::remove_file(&image);
-            let device = FileDevice::create(&image, 2 << 30).unwrap();
-            mkfs(&device, &MkfsOptions::default()).unwrap();
+    for from in (first..first + cases).step_by(TOGETHER) {
+        make(&image);
+        make(&here);
+        let fs = open(&here, false);
+        let receivers = Receivers { linux: mount.path(), here: &fs };
+        for seed in (from..first + cases).take(TOGETHER) {
+            tell(seed, &image, &receivers);
         }
-        tell(seed, &image, mount.path());
+        fs.close().unwrap();
+        btrfs_check(&here, true).assert_clean("what the engine received");
     }
     mount.unmount_clean().unwrap();
     btrfs_check(&target, true).assert_clean("what Linux received");
