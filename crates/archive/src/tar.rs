@@ -29,11 +29,11 @@ const PIECE: usize = 256 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Programs such as GNU tar and bsdtar: files may have holes, ACLs are text, and all times are
-    /// told.
+    /// kept.
     Archive,
     /// Programs that unpack layers of container images. The specification asks for files without
     /// holes, ACLs are extended attributes as any other, and only the time of the last modification
-    /// is told.
+    /// is kept.
     Layer,
 }
 

@@ -5,9 +5,9 @@
 //! always stays, because the next increment begins with it.
 //!
 //! Of an hour, a day and so on the *oldest* snapshot stays. So a snapshot that stands for its week
-//! stands for its day and its hour, too, and goes on doing so when later ones come. It follows that
-//! it makes no difference how often is pruned: to prune now, and again after more snapshots, leaves
-//! the same as to prune once at the end.
+//! stands for its day and its hour, too, and goes on doing so when later ones come. So it makes no
+//! difference how often a backup prunes: pruning now, and again after more snapshots, leaves the
+//! same as pruning once at the end.
 
 use crate::calendar;
 use std::fmt;

@@ -374,9 +374,7 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
         let ratio = results.ratio(Target::Larder, Target::Kernel, step);
         at_least(&format!("{step}, against the kernel"), ratio, wanted);
     }
-    for (step, wanted) in
-        [(transfer::TREE.send, 1.5), (transfer::CHANGED.send, 2.0), (transfer::TREE.receive, 3.0)]
-    {
+    for (step, wanted) in transfer::WANTED {
         let ratio = results.ratio(Target::Larder, Target::Kernel, step);
         at_least(&format!("{step}, against the kernel"), ratio, wanted);
     }

@@ -68,6 +68,10 @@ pub(crate) const CHANGED: Transfer = Transfer {
 /// All of them. A parent stands before what is sent against it.
 pub(crate) const ALL: [Transfer; 4] = [TREE, PACKED, MANY, CHANGED];
 
+/// How many times as fast as the kernel a step has to be.
+pub(crate) const WANTED: [(&str, f64); 3] =
+    [(TREE.send, 1.5), (CHANGED.send, 2.0), (TREE.receive, 3.0)];
+
 /// One file in so many changes.
 const CHANGE_ONE_IN: usize = 100;
 

@@ -76,6 +76,14 @@ fn measured(dir: &Path, args: &[&str]) -> (String, serde_json::Value) {
     (fs::read_to_string(out).unwrap(), serde_json::from_str(&data).unwrap())
 }
 
+/// Runs a workload that takes a tree on three targets.
+fn measured_with_a_tree(dir: &Path, workload: &str) -> (String, serde_json::Value) {
+    let tar = tree(dir).display().to_string();
+    let small = ["--tar", &tar, "--files", "1500"];
+    let what = ["--workloads", workload, "--targets", "kernel,larder,ceiling"];
+    measured(dir, &[small.as_slice(), &what].concat())
+}
+
 #[test]
 fn a_small_run_makes_a_report() {
     if !need(&NEEDS) {
@@ -212,10 +220,7 @@ fn snapshots_clones_and_deduplication() {
     }
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let tar = tree(dir.path()).display().to_string();
-    let small = ["--tar", &tar, "--files", "1500"];
-    let what = ["--workloads", "sharing", "--targets", "kernel,larder,ceiling"];
-    let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
+    let (text, data) = measured_with_a_tree(dir.path(), "sharing");
     let steps = data["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 2 * 5, "file systems that keep something, steps");
     for step in
@@ -267,10 +272,7 @@ fn snapshots_are_sent_and_received() {
     }
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let tar = tree(dir.path()).display().to_string();
-    let small = ["--tar", &tar, "--files", "1500"];
-    let what = ["--workloads", "send", "--targets", "kernel,larder,ceiling"];
-    let (text, data) = measured(dir.path(), &[small.as_slice(), &what].concat());
+    let (text, data) = measured_with_a_tree(dir.path(), "send");
     assert_eq!(data["steps"].as_array().unwrap().len(), 3 * 2 * 4, "file systems, steps");
     for thing in ["a tree", "a compressed tree", "many files", "1 % of many files"] {
         for target in ["kernel", "Larder", "ceiling"] {

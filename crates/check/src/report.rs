@@ -1,4 +1,4 @@
-//! What a check is told, and what it gives: its options, its errors, its report.
+//! What a check takes and gives: its options, its errors, its report.
 
 use crate::dump::Dump;
 use crate::finding::{Count, Finding, Kind, Severity};

@@ -35,7 +35,7 @@ pub enum Entry<S> {
 /// A subvolume that exists.
 #[derive(Clone, Debug)]
 pub struct Existing<S> {
-    /// It.
+    /// The subvolume, as the destination knows it.
     pub subvol: S,
     /// Can it be changed?
     pub read_only: bool,
@@ -96,7 +96,7 @@ pub struct Encoded<'a> {
     pub unpacked_offset: u64,
     /// How it is packed.
     pub compression: Compression,
-    /// It.
+    /// The packed bytes.
     pub data: &'a [u8],
 }
 

@@ -1,7 +1,7 @@
 //! Receiving into a directory of a Larder mount, through system calls.
 //!
 //! Hidden here: how a path of the stream becomes a descriptor. Directories are opened beneath the
-//! subvolume's root, and the kernel refuses symbolic links on the way, also such as appear
+//! subvolume's root, and the kernel refuses symbolic links on the way, also those that appear
 //! meanwhile. Everything else is done to a descriptor of the entry itself, or to a name in an open
 //! directory. The directory and the file that were used last stay open.
 //!
@@ -400,6 +400,10 @@ impl Destination for MountedDir {
     }
 
     fn chown(&mut self, path: StreamPath<'_>, uid: u32, gid: u32) -> BoxResult<()> {
+        // The system understands all ones as "leave it".
+        if uid == u32::MAX || gid == u32::MAX {
+            return Err(format!("no file can have the owner {uid}:{gid}").into());
+        }
         let at = self.entry(path)?;
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
         rustix::fs::chownat(&at, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;

@@ -11,7 +11,9 @@
 use crate::error::{Error, Result};
 use larder_format::items::inode::split_rdev;
 use larder_format::items::{FileType, InodeItem};
-use rustix::fs::{AtFlags, FileType as HostType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{
+    AtFlags, FileType as HostType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -213,12 +215,7 @@ impl Dest {
         // its name.
         let through = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let symlink = HostType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) == HostType::Symlink;
-        let owner = rustix::fs::Uid::from_raw(inode.uid.get());
-        let group = rustix::fs::Gid::from_raw(inode.gid.get());
-        // All ones would mean "leave it" to the host.
-        let valid = inode.uid.get() != u32::MAX && inode.gid.get() != u32::MAX;
-        let owned = valid
-            && rustix::fs::chownat(&fd, "", Some(owner), Some(group), AtFlags::EMPTY_PATH).is_ok();
+        let owned = set_owner(&fd, inode.uid.get(), inode.gid.get()).is_ok();
         if !owned {
             self.refused.owners += 1;
         }
@@ -244,10 +241,20 @@ impl Dest {
     }
 }
 
+fn set_owner(fd: &OwnedFd, uid: u32, gid: u32) -> std::result::Result<(), Errno> {
+    // All ones mean "leave it" to the host.
+    if uid == u32::MAX || gid == u32::MAX {
+        return Err(Errno::INVAL);
+    }
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use zerocopy::FromZeros;
 
     #[test]
     fn links_are_not_followed_out_of_the_destination() {
@@ -269,5 +276,16 @@ mod tests {
         dest.file(b"a/b/c").unwrap();
         dest.file(b"there").unwrap();
         assert!(!outside.join("target").exists() && top.join("there").is_file());
+    }
+
+    #[test]
+    fn an_owner_that_means_leave_it_is_counted_as_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut dest = Dest::open(dir.path(), true).unwrap();
+        dest.file(b"file").unwrap();
+        let mut inode = InodeItem::new_zeroed();
+        inode.uid = u32::MAX.into();
+        dest.attributes(b"file", &inode, &[]).unwrap();
+        assert_eq!(dest.refused.owners, 1);
     }
 }

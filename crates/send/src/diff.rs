@@ -135,7 +135,8 @@ impl Inode {
         Ok(out)
     }
 
-    /// What differs in an inode that both have. A rename is a name less and a name more.
+    /// What differs in an inode that both have. A rename takes one name away and adds
+    /// another.
     fn of_both(
         &self,
         pair: &Pair<'_>,

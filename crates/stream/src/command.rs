@@ -138,15 +138,15 @@ commands! {
     9 "rename" V1 Rename { path: &'a [u8] = Path, to: &'a [u8] = PathTo }
     /// One more name, `path`, of what `target` is a name of.
     10 "link" V1 Link { path: &'a [u8] = Path, target: &'a [u8] = PathLink }
-    /// A name less.
+    /// A name is removed.
     11 "unlink" V1 Unlink { path: &'a [u8] = Path }
-    /// An empty directory less.
+    /// An empty directory is removed.
     12 "rmdir" V1 Rmdir { path: &'a [u8] = Path }
     /// An extended attribute.
     13 "set_xattr" V1 SetXattr {
         path: &'a [u8] = Path, name: &'a [u8] = XattrName, value: &'a [u8] = XattrData,
     }
-    /// An extended attribute less.
+    /// An extended attribute is removed.
     14 "remove_xattr" V1 RemoveXattr { path: &'a [u8] = Path, name: &'a [u8] = XattrName }
     /// Bytes of a file.
     15 "write" V1 Write { path: &'a [u8] = Path, offset: u64 = FileOffset, data: &'a [u8] = Data }

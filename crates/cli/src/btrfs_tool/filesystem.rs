@@ -180,7 +180,7 @@ impl Seen {
 /// Bytes of the device that chunks take, with all their copies.
 fn allocated(space: &SpaceUsage) -> u64 {
     let kinds = [&space.data, &space.metadata, &space.system].into_iter();
-    // Mixed chunks are told of twice.
+    // Mixed chunks are in both sums, of data and of metadata.
     kinds.skip(usize::from(space.mixed)).map(|kind| kind.total * kind.copies).sum()
 }
 

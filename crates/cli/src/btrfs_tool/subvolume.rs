@@ -169,7 +169,7 @@ fn delete(options: &Delete, global: Global) -> Done {
         };
         return delete_by_id(options, id, path, global);
     }
-    // The commit at the end is told of with the last one.
+    // btrfs-progs mentions the commit at the end in the line of the last one.
     let last = options.paths.last();
     let done = each(&options.paths, |path| {
         let durable = options.commit_each || options.commit_after && Some(path) == last;

@@ -47,7 +47,7 @@ pub(super) fn file_system(mounted: &Mounted, units: Units, table: bool) -> Done 
 
 fn overall(mounted: &Mounted, spaces: &[Space], units: Units) -> String {
     let sums = Sums::of(mounted, spaces);
-    // Room for bytes wherever people did not ask for nothing in particular.
+    // Other units than those for people may need the width of bytes.
     let width = if units.are_default() { 10 } else { 18 };
     let size = |bytes| format!("{:>width$}", units.text(bytes));
     #[allow(clippy::cast_precision_loss)]

@@ -191,6 +191,14 @@ impl Sink for Beneath {
 }
 
 fn set_owner(entry: &OwnedFd, meta: &Meta, root: bool) -> io::Result<()> {
+    // The system understands all ones as "leave it".
+    if meta.uid == u32::MAX || meta.gid == u32::MAX {
+        if !root {
+            return Ok(());
+        }
+        let reason = format!("no file can have the owner {}:{}", meta.uid, meta.gid);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    }
     let (uid, gid) = (Uid::from_raw(meta.uid), Gid::from_raw(meta.gid));
     match rustix::fs::chownat(entry, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH) {
         // Ordinary users keep their own files; that is expected and not worth a word.
@@ -265,5 +273,15 @@ mod tests {
         assert_eq!(sink.way.borrow().len(), 1);
         sink.link(&b"d0/f".to_vec(), &b"d1".to_vec(), b"g").unwrap();
         assert!(dir.path().join("d1/g").exists());
+    }
+
+    #[test]
+    fn an_owner_that_means_leave_it_is_an_error_for_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let entry = OwnedFd::from(File::open(dir.path()).unwrap());
+        let nobody = Meta { uid: u32::MAX, ..meta(FileKind::Directory) };
+        set_owner(&entry, &nobody, false).unwrap();
+        let refused = set_owner(&entry, &nobody, true).unwrap_err();
+        assert!(refused.to_string().contains("4294967295"), "{refused}");
     }
 }

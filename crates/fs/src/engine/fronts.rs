@@ -7,7 +7,7 @@
 //!
 //! - Is an inode held by *any* front end? Then it survives its last name.
 //! - Is it held by *another* front end ([`Filesystem::is_known_elsewhere`])? Then that one may have
-//!   to be told of a change.
+//!   to learn of a change.
 //! - Is a subvolume the root of *any* front end? Then it cannot be deleted.
 //!
 //! A front end may end without giving its holds back one by one: a kernel sends no FORGET at the

@@ -305,7 +305,7 @@ impl Filesystem {
         let _doing = doing("fsync");
         completion::wait_for(|done| self.fsync_then(id, data_only, done))
     }
-    /// As [`fsync`](Self::fsync), and `done` is told the result, on this thread or on another. The
+    /// As [`fsync`](Self::fsync), and `done` gets the result, on this thread or on another. The
     /// call waits for the inode's data to be written. If no other thread is writing the log, this
     /// thread writes it, also for callers that come meanwhile.
     pub fn fsync_then(&self, id: InodeId, _data_only: bool, done: Completion) {

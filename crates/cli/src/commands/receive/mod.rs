@@ -1,6 +1,6 @@
 //! `larder receive`: applies a send stream to an image or to a directory on a mount, or shows it.
 //!
-//! Hidden here is where the stream comes from and how its end is told to people: what is half
+//! Hidden here is where the stream comes from and what people read at its end: what is half
 //! received, and how it goes on. What the stream does is `larder_receive`'s.
 
 mod dump;
