@@ -112,12 +112,21 @@ pub(crate) fn without_numbers(text: &str) -> String {
     out + rest
 }
 
+fn engine_error<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e larder_fs::Error> {
+    let boxed = error.downcast_ref::<Box<larder_fs::Error>>();
+    error.downcast_ref().or(boxed.map(Box::as_ref))
+}
+
+/// Is it, or does it come from, a file system of an image without room?
+pub(crate) fn is_full(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(engine_error).any(|e| matches!(e, larder_fs::Error::NoSpace))
+}
+
 /// A hint where there is no room, which any command may meet. Either the file system of the image
 /// is full, or the one that the image file lies on; a failed commit tells of the latter in words
 /// only.
 fn about_space(error: &anyhow::Error) -> Option<String> {
-    let within = error.chain().filter_map(|e| e.downcast_ref::<larder_fs::Error>());
-    let full = within.clone().any(|e| matches!(e, larder_fs::Error::NoSpace));
+    let within = error.chain().filter_map(engine_error);
     let full_host = |text: &str| text.contains("No space left on device");
     // The error may be that of a daemon, which leaves it as text.
     let told = error
@@ -125,7 +134,7 @@ fn about_space(error: &anyhow::Error) -> Option<String> {
         .map(ToString::to_string)
         .any(|e| e.contains("a commit failed") && full_host(&e));
     let outside = told || within.map(ToString::to_string).any(|e| full_host(&e));
-    if full {
+    if is_full(error) {
         return Some("`larder df` says what is full, and what helps".into());
     }
     let unwritten = "the file system that the image lies on is full: make room there and try \

@@ -268,6 +268,29 @@ fn an_update_moves_what_differs_and_keeps_what_was_before() {
 }
 
 #[test]
+fn an_update_without_room_says_what_is_left_and_what_helps() {
+    let dir = scratch();
+    let image = dir.path().join("a.img");
+    let tree = tree(dir.path(), false);
+    larder(args!["build", &image, &tree]).ok();
+    std::fs::write(tree.join("large"), vec![7; 96 << 20]).unwrap();
+    // Two runs in one second need two names.
+    let update = || {
+        let mut update = command();
+        update.args(args!["build", "--update", &image, &tree]);
+        update.env("SOURCE_DATE_EPOCH", "1700000000");
+        Run::from(update.output().unwrap()).fails(1, "large: cannot")
+    };
+    let name = "before-2023-11-14-22-13-20";
+    for kept in [name.to_owned(), format!("{name}-2")] {
+        let said = update().err;
+        assert!(said.contains(&format!("the snapshot {kept} has what was before")), "{said}");
+        assert!(said.contains("--free SIZE") && said.contains("larder df"), "{said}");
+    }
+    larder(args!["check", "--data", &image]).ok();
+}
+
+#[test]
 fn what_cannot_be_built_is_said_and_leaves_nothing() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);

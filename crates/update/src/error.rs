@@ -30,6 +30,7 @@ pub enum Error {
         /// What was tried.
         doing: &'static str,
         /// What the engine said.
+        #[source]
         why: Box<larder_fs::Error>,
     },
     /// A subvolume lies where the sources have something else.

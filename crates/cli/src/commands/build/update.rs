@@ -4,14 +4,14 @@
 //! worth keeping. `larder-update` does the rest.
 
 use super::{Args, DENIED, explained, is_denied};
-use crate::failure::Advise;
+use crate::failure::{Advise, is_full};
 use crate::image::{Access, Image};
 use crate::interrupt::Interrupt;
 use crate::source_date::source_date;
 use crate::{print, size};
 use anyhow::{Context, anyhow};
 use larder_format::TreeId;
-use larder_fs::{InodeId, Timestamp};
+use larder_fs::{InodeId, SubvolInfo, Timestamp};
 use larder_sources::Sources;
 use larder_update::{Change, Compare, Error, Options, Summary, What, update};
 use serde_json::json;
@@ -23,7 +23,7 @@ pub(super) fn run(args: &Args, sources: &Sources, interrupt: &Interrupt) -> anyh
     let access = if args.dry_run { Access::Read { force: args.force } } else { Access::Write };
     let packing = args.compress.or(args.compress_force);
     let image = Image::open_compressing(&args.image, access, Some(TreeId::FS_TREE.0), packing)?;
-    let name = snapshot_name(args)?;
+    let name = snapshot_name(args, &image)?;
     let done = Job { args, sources, interrupt, image: &image, name }.run();
     let closed = image.close();
     done.and(closed)
@@ -48,7 +48,7 @@ impl Job<'_> {
                 self.image.fs.delete_subvolume(*subvolume, self.name.as_bytes())?;
             }
         }
-        let summary = done?;
+        let summary = done.or_else(|error| self.advise(error, !kept.is_empty()))?;
         if !self.args.dry_run {
             self.image.fs.sync()?;
         }
@@ -70,6 +70,19 @@ impl Job<'_> {
             (Some(trouble), _) => Err(trouble),
             (None, made) => made.map_err(update_error),
         }
+    }
+
+    /// Adds what helps where an image is left with a part of the changes.
+    fn advise(&self, error: anyhow::Error, kept: bool) -> anyhow::Result<Summary> {
+        let full = is_full(&error);
+        let mut failed = Err(error);
+        if full {
+            failed = failed.hint("`larder build --free SIZE` makes an image with room for updates");
+        }
+        if kept {
+            failed = failed.hint(format!("the snapshot {} has what was before", self.name));
+        }
+        failed
     }
 
     /// Files are compared by their bytes where all their times were set to one value.
@@ -139,12 +152,24 @@ impl Job<'_> {
     }
 }
 
-fn snapshot_name(args: &Args) -> anyhow::Result<String> {
+/// The name that was asked for, or one that no subvolume has yet.
+fn snapshot_name(args: &Args, image: &Image) -> anyhow::Result<String> {
     if let Some(name) = &args.snapshot {
         return Ok(name.clone());
     }
     let now = source_date()?.unwrap_or_else(Timestamp::now);
-    Ok(format!("before-{}", print::time(now.sec).replace([' ', ':'], "-")))
+    let base = format!("before-{}", print::time(now.sec).replace([' ', ':'], "-"));
+    let subvolumes = image.fs.subvolumes()?;
+    let taken = |name: &str| {
+        let in_directory = |s: &SubvolInfo| {
+            let root = InodeId { subvol: s.id, ino: ROOT };
+            image.fs.lookup(root, name.as_bytes())
+        };
+        subvolumes.iter().any(|s| in_directory(s).is_ok())
+    };
+    let more = (2u32..).map(|n| format!("{base}-{n}"));
+    let mut names = std::iter::once(base.clone()).chain(more);
+    Ok(names.find(|name| !taken(name)).unwrap_or(base))
 }
 
 /// `+ etc/fstab`.
