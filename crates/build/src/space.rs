@@ -99,9 +99,9 @@ pub(crate) struct Fit {
 
 impl Fit {
     /// Sizes at which the image can be worked with. Linux reserves space by the number of nodes
-    /// that a change may touch, so they grow with the nodes. About 370 nodes are its reserve for the
-    /// worst case. With less room for changes than they need beside it, Linux makes a chunk for
-    /// metadata first of all, which may take the space that new data was to have.
+    /// that a change may touch, so they grow with the nodes. About 370 nodes are its reserve for
+    /// the worst case. Where changes do not find room beside it, Linux makes a chunk for metadata
+    /// before all else, and that may take the space that new data was to have.
     pub(crate) fn roomy(nodesize: u32) -> Self {
         let nodes = |n: u64| n * u64::from(nodesize);
         let room = nodes(1024).max(8 * MIB);
