@@ -533,14 +533,14 @@ pub(crate) const HOUSES: &[House] = &[
         folder: "crates/build/src",
         rooms: Upwards(&[
             "error", "report", "options", "input", "output", "spool", "sort", "space", "nodes",
-            "pipeline", "content", "store", "merge", "names", "global", "build",
+            "pipeline", "content", "store", "links", "merge", "names", "global", "build",
         ]),
     },
     House {
         folder: "crates/sources/src",
         rooms: Upwards(&[
             "path", "entry", "error", "stop", "change", "flags", "acl", "spec", "rules", "spill",
-            "overlay", "read", "sources",
+            "table", "overlay", "read", "sources",
         ]),
     },
     House {

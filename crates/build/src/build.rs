@@ -5,6 +5,7 @@ use crate::content::{BATCH, BATCH_FILES, SECTOR};
 use crate::error::{Error, Result};
 use crate::global::{self, World};
 use crate::input::{Forest, OpenContents, Stream, TreeInput};
+use crate::links::Links;
 use crate::merge::{self, Records};
 use crate::names::Names;
 use crate::nodes::Nodes;
@@ -161,8 +162,10 @@ impl<'a> Run<'a> {
         let pipeline = Pipeline::new(window);
         let buffers = Buffers::default();
         let identities = forest.streams.len() > 1;
-        let sorter = Sorter::new(self.scratch, plan.memory / 16 * 4);
-        let names = Names::new(plan, sorter, forest.subvolumes, identities);
+        let share = plan.memory / 16;
+        let sorter = Sorter::new(self.scratch, share * 3);
+        let links = Links::new(self.scratch, share);
+        let names = Names::new(plan, sorter, links, forest.subvolumes, identities);
         std::thread::scope(|scope| {
             for _ in 0..plan.threads {
                 scope.spawn(|| {

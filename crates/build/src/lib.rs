@@ -24,6 +24,7 @@
 //! | `pipeline` | how threads work on contents while the order is kept |
 //! | `content` | what of a file's contents is stored, and how: holes, compression, checksums |
 //! | `store` | where contents go; which files share them |
+//! | `links` | where the inodes that have several names are found again |
 //! | `merge` | how sorted records become the items of a subvolume |
 //! | `names` | how entries become inodes, directories, links and attributes |
 //! | `global` | the trees that describe all others, and the superblock |
@@ -34,6 +35,7 @@ mod content;
 mod error;
 mod global;
 mod input;
+mod links;
 mod merge;
 mod names;
 mod nodes;

@@ -3,8 +3,8 @@
 //! Most records are items already. Three kinds share an item where their keys are equal: entries of
 //! a directory and attributes whose names have one hash, and names that one directory has for one
 //! inode. Names that find no room there go to extended references. The link count of an inode with
-//! several names comes before its item, as a record of a kind that the format does not know
-//! ([`LINKS`]).
+//! several names comes before its item, as records of a kind that the format does not know
+//! ([`LINKS`]). There is one for each further name, and the last one has them all.
 
 use crate::error::{Error, Result};
 use crate::nodes::{Nodes, Placed, TreeWriter};

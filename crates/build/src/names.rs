@@ -3,7 +3,8 @@
 //! Entries come in path order, so the directories that are open at a time are those on one path. An
 //! inode gets the next number when its first name comes, an entry the next index of its directory.
 //! A directory's own item is written when its last entry has come, because it has the sum of their
-//! names. What is kept in memory is that path, and the inodes that have several names.
+//! names. What is kept in memory is that path. The inodes that have several names are in [`Links`],
+//! and for each further name there is a record of how many there are by then.
 //!
 //! A subvolume hangs in a directory like an entry. It is made of a stream of its own, or of a
 //! directory of the stream around it and all that the directory holds. Directories on the way to it
@@ -12,6 +13,7 @@
 use crate::content::File;
 use crate::error::{Error, Result};
 use crate::input::{Hang, Subvolume};
+use crate::links::{Linked, Links};
 use crate::merge::LINKS;
 use crate::nodes::GENERATION;
 use crate::options::{Compress, Plan};
@@ -29,7 +31,7 @@ use larder_format::node::max_item_size;
 use larder_format::{KeyType, LINK_MAX, NAME_MAX, ObjectId};
 use larder_sources::{Attributes, Entry, Kind, LinkGroup, Locator, Time, TreePath};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -65,13 +67,6 @@ struct Open {
     size: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Linked {
-    inode: u64,
-    names: u32,
-    kind: FileType,
-}
-
 /// An inode that was just made.
 struct Made {
     /// Place of its subvolume in the list.
@@ -92,7 +87,7 @@ pub(crate) struct Names<'a> {
     last: Option<TreePath>,
     /// Subvolumes that hang in the stream and have not come yet.
     pending: BTreeMap<TreePath, u32>,
-    links: HashMap<(u32, LinkGroup), Linked>,
+    links: Links,
     pub(crate) tallies: Tallies,
     pub(crate) inodes: Inodes,
     pub(crate) names: u64,
@@ -109,6 +104,7 @@ impl<'a> Names<'a> {
     pub(crate) fn new(
         plan: &'a Plan,
         items: Sorter<ItemKey>,
+        links: Links,
         subvolumes: Vec<Subvolume>,
         identities: bool,
     ) -> Self {
@@ -120,7 +116,7 @@ impl<'a> Names<'a> {
             open: Vec::new(),
             last: None,
             pending: BTreeMap::new(),
-            links: HashMap::new(),
+            links,
             tallies: Tallies::default(),
             inodes: Inodes::default(),
             names: 0,
@@ -182,31 +178,46 @@ impl<'a> Names<'a> {
         let kind = file_type(&entry.kind);
         let dir = self.open.last().expect("the top is open");
         let tree = dir.tree;
-        if let Some(group) = entry.links.filter(|_| kind != FileType::Directory)
-            && let Some(linked) = self.links.get_mut(&(tree, group))
+        let group = entry.links.filter(|_| kind != FileType::Directory);
+        if let Some(group) = group
+            && let Some(linked) = self.links.get(tree, group)?
         {
-            linked.names += 1;
-            let linked = *linked;
-            if linked.kind != kind {
-                return Err(Error::entry(&entry.path, "links of two types"));
-            }
-            if linked.names > LINK_MAX {
-                let what = format!(
-                    "a file of more than {LINK_MAX} hard links, which Linux does not allow; leave \
-                     some out, or make copies of it"
-                );
-                return Err(Error::entry(&entry.path, what));
-            }
-            return self.name(linked.inode, kind, name);
+            return self.further_name(&entry, tree, group, linked);
         }
         let inode = self.next[tree as usize];
         self.next[tree as usize] += 1;
-        if let Some(group) = entry.links.filter(|_| kind != FileType::Directory) {
-            self.links.insert((tree, group), Linked { inode, names: 1, kind });
+        if let Some(group) = group {
+            self.links.set(tree, group, Linked { inode, names: 1, kind })?;
         }
         self.name(inode, kind, name)?;
         self.xattrs(tree, inode, &entry)?;
         self.inode(tree, inode, kind, entry, files)
+    }
+
+    /// A name of an inode that an earlier entry made.
+    fn further_name(
+        &mut self,
+        entry: &Entry,
+        tree: u32,
+        group: LinkGroup,
+        before: Linked,
+    ) -> Result<()> {
+        let linked = Linked { names: before.names + 1, ..before };
+        let Linked { inode, names, kind } = linked;
+        if kind != file_type(&entry.kind) {
+            return Err(Error::entry(&entry.path, "links of two types"));
+        }
+        if names > LINK_MAX {
+            let what = format!(
+                "a file of more than {LINK_MAX} hard links, which Linux does not allow; leave some \
+                 out, or make copies of it"
+            );
+            return Err(Error::entry(&entry.path, what));
+        }
+        self.links.set(tree, group, linked)?;
+        let key = ItemKey { tree, inode, kind: LINKS, offset: 0 };
+        self.items.push(key, &names.to_le_bytes())?;
+        self.name(inode, kind, name_of(&entry.path))
     }
 
     fn in_order(&self, path: &TreePath) -> Result<()> {
@@ -295,13 +306,7 @@ impl<'a> Names<'a> {
         while !self.open.is_empty() {
             self.close()?;
         }
-        for ((tree, _), linked) in std::mem::take(&mut self.links) {
-            if linked.names > 1 {
-                let (inode, kind) = (linked.inode, LINKS);
-                let key = ItemKey { tree, inode, kind, offset: 0 };
-                self.items.push(key, &linked.names.to_le_bytes())?;
-            }
-        }
+        self.links.clear();
         Ok(())
     }
 

@@ -62,6 +62,60 @@ fn a_hundred_thousand_files_in_little_memory() {
     assert_sound(&image, "a hundred thousand files");
 }
 
+#[test]
+fn names_of_many_files_are_brought_together_in_little_memory() {
+    const FILES: usize = 30_000;
+    let dir = larder_simtest::oracle::scratch();
+    let mut s = Source::new();
+    for d in ["a", "b", "c"] {
+        s.dir(d);
+    }
+    for n in 0..FILES {
+        let first = format!("a/{n}");
+        s.file(&first, vec![n as u8; 10]);
+        s.link(format!("b/{n}"), &first, n as u64);
+        if n % 2 == 0 {
+            s.link(format!("c/{}", n * 7919 % FILES), &first, n as u64);
+        }
+    }
+    let images = [16 << 20, 1 << 30].map(|memory| {
+        let image = dir.path().join(format!("{memory}"));
+        let report = s.build(&image, &BuildOptions { memory, ..options() }).unwrap();
+        assert_eq!((report.inodes.files, report.names), (30_000, 75_003));
+        image
+    });
+    assert_sound(&images[0], "files of several names");
+    assert!(std::fs::read(&images[0]).unwrap() == std::fs::read(&images[1]).unwrap());
+}
+
+/// What is free in the image can be written: Linux reserves space for metadata by the largest
+/// change that it can think of, and takes all that is free for that if it lies in no chunk yet.
+#[test]
+fn linux_can_write_files_into_an_image_of_any_fill() {
+    if !need(&[Need::KernelBtrfs, Need::BtrfsProgs]) {
+        return;
+    }
+    let dir = larder_simtest::oracle::scratch();
+    for (files, large) in [(1_000, 1 << 20), (12_000, 190 << 20)] {
+        let image = dir.path().join(format!("{files}"));
+        let mut s = Source::new();
+        for f in 0..files {
+            s.file(format!("{f}"), noise(200, f));
+        }
+        s.file("large", vec![7; large]);
+        s.build(&image, &options()).unwrap();
+        let mount = KernelMount::image(&image, "").unwrap();
+        for f in 0..300 {
+            let written = std::fs::write(mount.join(format!("new {f}")), noise(100_000, f));
+            written.unwrap_or_else(|e| panic!("{files} files, and then file {f}: {e}"));
+        }
+        mount.sync().unwrap();
+        mount.unmount_clean().unwrap();
+        assert_sound(&image, "filled by Linux");
+        std::fs::remove_file(&image).unwrap();
+    }
+}
+
 /// A file with `names` names in a hundred directories.
 fn link_farm(names: usize) -> Source {
     let mut s = Source::new();

@@ -23,6 +23,7 @@ mod sources;
 mod spec;
 pub mod spill;
 mod stop;
+mod table;
 
 pub use change::Change;
 pub use entry::{Attributes, Contents, Entry, Kind, LinkGroup, Locator, SourceNumber, Time};
@@ -34,3 +35,4 @@ pub use rules::{Options, Pattern, Rule, parse_owner, parse_time};
 pub use sources::Sources;
 pub use spec::{Sort, SourceSpec};
 pub use stop::Stop;
+pub use table::Table;

@@ -433,7 +433,7 @@ fn framed(key: &[u8], value: &[u8]) -> Vec<u8> {
 }
 
 /// Says in which directory a temporary file failed.
-fn named(dir: &Path, error: io::Error) -> io::Error {
+pub(crate) fn named(dir: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("a temporary file in {}: {error}", dir.display()))
 }
 
