@@ -75,7 +75,17 @@ pub(crate) const HOUSES: &[House] = &[
     House { folder: "crates/format/src/check", rooms: Apart },
     House {
         folder: "crates/volume/src",
-        rooms: Upwards(&["device", "error", "superblock", "dump", "lock", "file", "map", "volume"]),
+        rooms: Upwards(&[
+            "device",
+            "error",
+            "superblock",
+            "dump",
+            "lock",
+            "file",
+            "map",
+            "parity",
+            "volume",
+        ]),
     },
     House {
         folder: "crates/volume/src/file",

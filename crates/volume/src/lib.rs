@@ -2,7 +2,7 @@
 //!
 //! This crate hides where bytes lie. Above it there are only [`larder_format::Logical`] addresses;
 //! below it are [`Device`]s: files, block devices, or the simulated ones of the tests. It knows
-//! which copies of a block exist (DUP) and how to pick another one when the first is damaged, where
+//! which copies of a block exist and how to pick another one when the first is damaged, where
 //! superblocks lie and in which order they are written. It knows nothing of trees. A module uses
 //! only those above it:
 //!
@@ -14,6 +14,7 @@
 //! | [`file`](mod@file) | how the operating system is asked for transfers |
 //! | `map` | which bytes of which device stand behind a logical address |
 //! | [`superblock`] | which copies of the superblock exist, and which one counts |
+//! | [`parity`] | how lost columns of a row are worked out from the others |
 //! | `volume` | transfers to and from all copies |
 //! | `dump` | that some metadata dumps have nodes elsewhere than chunks say |
 
@@ -23,6 +24,7 @@ mod error;
 pub mod file;
 mod lock;
 mod map;
+pub mod parity;
 pub mod superblock;
 mod volume;
 

@@ -5,12 +5,18 @@
 //!
 //! A read names its copy. The layers above know the checksums, so they alone can tell a good copy
 //! from a bad one; they ask for the next, and [`Volume::write_one_copy`] writes the good one over
-//! the bad one.
+//! the bad one. A copy is a way to read: with parity the copies behind the first are what the rest
+//! of the row says (`parity`), so those layers need not know of it.
+//!
+//! Reading knows all profiles. Writing knows those on one device so far; what opens a volume to
+//! write asks [`Volume::may_be_written`] first.
 
 use crate::device::{Device, Write};
 use crate::error::{VolumeError, VolumeResult};
-use crate::map::{ChunkMap, MappedChunk, Stripe};
+use crate::map::{ChunkMap, Located, MappedChunk, Stripe, Way};
+use crate::parity::{self, By, Element};
 use crate::superblock::{self, SuperCopies};
+use larder_format::items::Profile;
 use larder_format::items::chunk::parse_sys_array;
 use larder_format::superblock::Superblock;
 use larder_format::{DeviceId, Logical, Physical};
@@ -146,7 +152,8 @@ impl Volume {
                     chunk.start, s.device
                 ),
             })?;
-            if s.at.0.checked_add(chunk.length).is_none_or(|end| end > member.device.size()) {
+            let end = s.at.0.checked_add(chunk.stripe_bytes());
+            if end.is_none_or(|end| end > member.device.size()) {
                 return Err(VolumeError::Corrupt {
                     device: member.device.name(),
                     what: format!(
@@ -179,7 +186,29 @@ impl Volume {
         self.members.iter().any(|m| m.device.is_read_only())
     }
 
-    /// Number of copies of the bytes at `at`.
+    /// Refuses by name what can be read, but not yet written: several devices, and profiles for
+    /// several devices. For callers that are going to write, when all chunks have been added.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unsupported`].
+    pub fn may_be_written(&self) -> VolumeResult<()> {
+        let unsupported = |device: String, what| Err(VolumeError::Unsupported { device, what });
+        if self.members.len() > 1 {
+            let what = format!("{} devices can only be read so far", self.members.len());
+            return unsupported("file system".into(), what);
+        }
+        let single = |c: &MappedChunk| matches!(c.profile(), Profile::Single | Profile::Dup);
+        match self.map.chunks().into_iter().find(|c| !single(c)) {
+            None => Ok(()),
+            Some(chunk) => {
+                let (at, profile) = (chunk.start, chunk.profile().name());
+                let what = format!("the chunk at {at} is {profile}, which can only be read so far");
+                unsupported(self.members[0].device.name(), what)
+            }
+        }
+    }
+
+    /// Number of copies of the bytes at `at`, as far as reading goes: ways to read them.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when no chunk covers `at`.
@@ -200,9 +229,11 @@ impl Volume {
         while !rest.is_empty() {
             let found = self.map.lookup(at, rest.len() as u64)?;
             let (piece, more) = rest.split_at_mut(usize_from(found.len));
-            let stripe = found.stripes[copy.min(found.stripes.len() - 1)];
-            self.read_stripe(stripe, piece)?;
-            self.passed(stripe, found.len);
+            let copy = copy.min(found.ways - 1);
+            self.read_piece(at, &found, piece, copy)?;
+            if let Some(stripe) = found.stripes.get(copy) {
+                self.passed(*stripe, found.len);
+            }
             (at, rest) = (at.plus(found.len), more);
         }
         Ok(())
@@ -250,10 +281,51 @@ impl Volume {
     pub fn read_block(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
         let len = buf.len() as u64;
         let found = self.map.lookup(at, len)?;
-        match found.stripes.get(copy) {
-            Some(stripe) if found.len == len => self.read_stripe(*stripe, buf),
+        if copy >= found.ways {
+            return Err(VolumeError::Unmapped { at, len });
+        }
+        if found.len == len {
+            return self.read_piece(at, &found, buf, copy);
+        }
+        // Out of one element into the next, in chunks of which Linux makes none any more.
+        match self.map.chunk_at(at) {
+            Some(chunk) if at.0 - chunk.start.0 + len <= chunk.length => self.read(at, buf, copy),
             _ => Err(VolumeError::Unmapped { at, len }),
         }
+    }
+
+    /// Reads what was found at `at` in the way of a number.
+    fn read_piece(
+        &self,
+        at: Logical,
+        found: &Located,
+        buf: &mut [u8],
+        way: usize,
+    ) -> VolumeResult<()> {
+        match found.stripes.get(way) {
+            Some(stripe) => self.read_stripe(*stripe, buf),
+            None => self.rebuild(at, buf, way),
+        }
+    }
+
+    /// Works out what lies at `at`, in one element, from the rest of its row.
+    fn rebuild(&self, at: Logical, buf: &mut [u8], way: usize) -> VolumeResult<()> {
+        let len = buf.len() as u64;
+        let row = self.map.row(at, way).ok_or(VolumeError::Unmapped { at, len })?;
+        let by = match row.way {
+            Way::Direct(_) => return self.read_stripe(row.columns[row.column], buf),
+            Way::ByP => By::P,
+            Way::ByQ => By::Q,
+            Way::Without(other) => By::Without(other),
+        };
+        parity::rebuild(row.column, by, row.columns.len(), buf, |element, buf| {
+            let stripe = match element {
+                Element::Column(n) => row.columns[n],
+                Element::P => row.parity[0],
+                Element::Q => row.parity[1],
+            };
+            self.read_stripe(stripe, buf)
+        })
     }
 
     /// Writes `data` to all copies.
@@ -265,6 +337,7 @@ impl Volume {
         let (mut at, mut rest) = (at, data);
         while !rest.is_empty() {
             let found = self.map.lookup(at, rest.len() as u64)?;
+            without_parity(&found, at)?;
             let (piece, more) = rest.split_at(usize_from(found.len));
             for stripe in found.stripes {
                 self.write_stripe(stripe, piece)?;
@@ -293,6 +366,7 @@ impl Volume {
             }
             return Ok(());
         }
+        without_parity(&found, at)?;
         for stripe in found.stripes {
             let member = self.member_of(stripe)?;
             member.counters.writes.fetch_add(1, Relaxed);
@@ -317,6 +391,10 @@ impl Volume {
                 // Out of one chunk into the next, which is rare.
                 Ok(found) if found.len < len => results[n] = self.write_vectored(*at, data),
                 Ok(found) if len > 0 => {
+                    if let Err(e) = without_parity(&found, *at) {
+                        results[n] = Err(e);
+                        continue;
+                    }
                     for stripe in found.stripes {
                         match self.member_of(stripe) {
                             Ok(_) => stripes.push((stripe, n)),
@@ -444,6 +522,7 @@ impl Volume {
         let (mut at, mut len, mut done) = (at, len, 0);
         while len > 0 {
             let found = self.map.lookup(at, len)?;
+            without_parity(&found, at)?;
             for stripe in found.stripes {
                 done += self.discard_on(stripe.device, stripe.at, found.len)?;
             }
@@ -533,6 +612,15 @@ impl Member {
     ) -> VolumeError {
         VolumeError::Io { device: self.device.name(), op, at, len, source }
     }
+}
+
+/// A write that leaves the parity of its row as it was would cost the row's other bytes later.
+fn without_parity(found: &Located, at: Logical) -> VolumeResult<()> {
+    if found.ways == found.stripes.len() {
+        return Ok(());
+    }
+    let what = format!("what lies at {at} has parity, and can only be read so far");
+    Err(VolumeError::Unsupported { device: "file system".into(), what })
 }
 
 /// A length that was cut to that of a slice.

@@ -238,6 +238,7 @@ impl Core {
         let trees = Trees { store: &store, stats: &tree_stats, epochs: &epochs };
         let roots = trees.load(&volume, &sb)?;
         if read_only.is_none() {
+            volume.may_be_written()?;
             check_finished(device.as_ref(), &roots, &epochs.enter())?;
         }
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
