@@ -79,11 +79,12 @@ pub(crate) const HOUSES: &[House] = &[
             "device",
             "error",
             "superblock",
+            "assembly",
             "dump",
             "lock",
             "file",
-            "map",
             "parity",
+            "map",
             "volume",
         ]),
     },
@@ -410,7 +411,7 @@ pub(crate) const HOUSES: &[House] = &[
     House { folder: "crates/fs/src/compare", rooms: Upwards(&["frozen", "users", "walk"]) },
     House {
         folder: "crates/fs/src/filesystem",
-        rooms: Upwards(&["commit_source", "open", "stats", "lifecycle", "subvolumes"]),
+        rooms: Upwards(&["commit_source", "devices", "open", "stats", "lifecycle", "subvolumes"]),
     },
     House {
         folder: "crates/fs/src/base",

@@ -12,12 +12,14 @@
 //! | [`device`] | the contract of what keeps the bytes |
 //! | `lock` | how it is found out that an image is in use, and made known |
 //! | [`file`](mod@file) | how the operating system is asked for transfers |
+//! | [`parity`] | how lost columns of a row are worked out from the others |
 //! | `map` | which bytes of which device stand behind a logical address |
 //! | [`superblock`] | which copies of the superblock exist, and which one counts |
-//! | [`parity`] | how lost columns of a row are worked out from the others |
+//! | `assembly` | which devices belong together, and how far each is believed |
 //! | `volume` | transfers to and from all copies |
 //! | `dump` | that some metadata dumps have nodes elsewhere than chunks say |
 
+mod assembly;
 pub mod device;
 mod dump;
 mod error;
@@ -28,6 +30,7 @@ pub mod parity;
 pub mod superblock;
 mod volume;
 
+pub use assembly::{Assembly, Found};
 pub use device::Device;
 pub use dump::unflattened;
 pub use error::{VolumeError, VolumeResult};

@@ -18,6 +18,7 @@ mod layout;
 pub(crate) use layout::Way;
 
 use crate::error::{VolumeError, VolumeResult};
+use crate::parity::{By, Element};
 use larder_format::items::chunk::{Chunk, MAX_CHUNK_LENGTH};
 use larder_format::items::{BlockGroupFlags, Profile};
 use larder_format::{DeviceId, Logical, Physical, SUPER_OFFSETS};
@@ -194,6 +195,31 @@ pub(crate) struct Row {
     pub(crate) way: Way,
 }
 
+impl Row {
+    /// Where an element lies.
+    pub(crate) fn place(&self, element: Element) -> Stripe {
+        match element {
+            Element::Column(n) => self.columns[n],
+            Element::P => self.parity[0],
+            Element::Q => self.parity[1],
+        }
+    }
+
+    /// What its way reads.
+    pub(crate) fn needed(&self) -> impl Iterator<Item = &Stripe> {
+        let (other, parity) = match self.way {
+            Way::Direct(_) => (None, &self.parity[..0]),
+            Way::Rebuilt(By::P) => (None, &self.parity[..1]),
+            Way::Rebuilt(By::Q) => (None, &self.parity[1..]),
+            Way::Rebuilt(By::Without(other)) => (Some(other), &self.parity[..]),
+        };
+        let (direct, column) = (matches!(self.way, Way::Direct(_)), self.column);
+        let wanted = move |n: usize| (n == column) == direct && Some(n) != other;
+        let columns = self.columns.iter().enumerate().filter(move |(n, _)| wanted(*n));
+        columns.map(|(_, stripe)| stripe).chain(parity)
+    }
+}
+
 #[derive(Debug)]
 struct Placed {
     chunk: MappedChunk,
@@ -332,6 +358,23 @@ impl ChunkMap {
     fn of_layout(&self, at: Logical, what: impl Fn(Layout) -> usize) -> VolumeResult<usize> {
         let inner = self.inner.read();
         Ok(what(inner.find(at).ok_or(VolumeError::Unmapped { at, len: 0 })?.layout))
+    }
+
+    /// Is there an address in the chunk that begins at `start` which no way reads, when devices are
+    /// missing?
+    pub(crate) fn is_lost(&self, start: Logical, missing: &dyn Fn(DeviceId) -> bool) -> bool {
+        let inner = self.inner.read();
+        let Some(Placed { chunk, layout }) = inner.chunks.get(&start.0) else { return false };
+        let is_gone = |stripe: usize| missing(chunk.stripes[stripe].device);
+        (0..layout.rows().min(layout.period())).any(|row| {
+            let (columns, parity) = (layout.columns(), layout.parity());
+            let gone = |n: &usize| {
+                let first = layout.stripe_of(row, *n);
+                (first..first + layout.mirrors()).all(is_gone)
+            };
+            // Parity gives back as many columns as there are of it.
+            (0..columns).any(|n| gone(&n)) && (0..columns + parity).filter(gone).count() > parity
+        })
     }
 
     /// The address whose bytes lie in a place of a device. `None` for a place in no chunk, and for
@@ -534,7 +577,7 @@ mod tests {
         let row = map.row(at, 3).unwrap();
         let devices = |of: &[Stripe]| of.iter().map(|s| s.device.0).collect::<Vec<_>>();
         assert_eq!((devices(&row.columns), devices(&row.parity)), (vec![2, 3, 4], vec![5, 1]));
-        assert_eq!((row.column, row.way), (0, Way::Without(1)));
+        assert_eq!((row.column, row.way), (0, Way::Rebuilt(By::Without(1))));
         assert_eq!(map.logical(row.columns[2]), Some(at.plus(2 * 65536)));
         assert_eq!(map.logical(row.parity[0]), None);
         assert_eq!(map.logical(Stripe { device: DeviceId(1), at: Physical(0) }), None);

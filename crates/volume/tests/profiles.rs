@@ -2,12 +2,13 @@
 //! is, and with as many devices lost as the profile tolerates.
 
 use larder_format::items::{BlockGroupFlags, Profile};
-use larder_format::{DeviceId, Logical, Physical};
+use larder_format::{DeviceId, Generation, Logical, Physical, Superblock};
 use larder_volume::parity::{p_of, q_of};
-use larder_volume::{Device, MappedChunk, Stripe, Volume};
+use larder_volume::{Assembly, Device, Found, MappedChunk, Stripe, Volume};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use zerocopy::FromZeros;
 
 const K64: usize = 65536;
 const START: Logical = Logical(1 << 20);
@@ -127,6 +128,30 @@ impl Case {
         all
     }
 
+    /// A volume of the same devices without some, of which others are stale.
+    fn degraded(&self, lost: &[usize], stale: &[usize]) -> Volume {
+        let mut superblock = Box::new(Superblock::new_zeroed());
+        superblock.set_generation(Generation(9));
+        superblock.num_devices.set(self.devices.len() as u64);
+        let member = |n: usize| Found {
+            id: DeviceId(n as u64 + 1),
+            uuid: uuid::Uuid::from_u128(n as u128),
+            generation: Generation(if stale.contains(&n) { 8 } else { 9 }),
+            device: self.devices[n].clone(),
+        };
+        let here = (0..self.devices.len()).filter(|n| !lost.contains(n));
+        let assembly = Assembly { superblock, devices: here.map(member).collect() };
+        let volume = Volume::open(assembly, !lost.is_empty()).unwrap();
+        volume.add_chunk(self.volume.map().chunks().remove(0)).unwrap();
+        volume
+    }
+
+    /// Is the first copy of everything right?
+    fn first_copies_are_right(&self, volume: &Volume) -> bool {
+        let mut back = vec![0; self.data.len()];
+        volume.read(START, &mut back, 0).is_ok() && back == self.data
+    }
+
     fn lose(&self, which: &[usize]) {
         for (n, device) in self.devices.iter().enumerate() {
             device.fails.store(which.contains(&n), Ordering::Relaxed);
@@ -158,14 +183,17 @@ fn every_way_reads_the_same() {
     }
 }
 
+/// Every set of numbers below `n`.
+fn sets(n: usize) -> impl Iterator<Item = Vec<usize>> {
+    (0..1usize << n).map(move |bits| (0..n).filter(|n| bits >> n & 1 == 1).collect())
+}
+
 #[test]
 fn as_many_devices_as_tolerated_may_be_lost() {
     for case in cases() {
         let stripes = case.devices.len();
         let tolerated = usize::from(case.profile.tolerated_losses());
-        let sets = (0..1usize << stripes)
-            .map(|bits| (0..stripes).filter(|n| bits >> n & 1 == 1).collect::<Vec<_>>());
-        for lost in sets.filter(|lost| lost.len() <= tolerated + 1) {
+        for lost in sets(stripes).filter(|lost| lost.len() <= tolerated + 1) {
             case.lose(&lost);
             let readable = case.is_readable();
             let name = case.profile.name();
@@ -174,6 +202,46 @@ fn as_many_devices_as_tolerated_may_be_lost() {
             } else if case.profile != Profile::Raid10 && case.profile != Profile::Dup {
                 assert!(!readable, "{name} of {stripes} without {lost:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_is_not_asked_first() {
+    for case in cases().filter(|case| case.profile != Profile::Dup) {
+        let (name, stripes) = (case.profile.name(), case.devices.len());
+        let tolerated = usize::from(case.profile.tolerated_losses());
+        for lost in sets(stripes).filter(|lost| lost.len() < stripes) {
+            let volume = case.degraded(&lost, &[]);
+            let found = volume.first_lost(|_| true);
+            let right = case.first_copies_are_right(&volume);
+            assert_eq!(right, found.is_none(), "{name} of {stripes} without {lost:?}");
+            assert!(right || lost.len() > tolerated, "{name} of {stripes} without {lost:?}");
+            if let Some((_, missing)) = found {
+                let missing: Vec<usize> = missing.iter().map(|id| id.0 as usize - 1).collect();
+                assert_eq!(missing, lost);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_stale_is_not_asked_first() {
+    for case in cases().filter(|case| case.profile != Profile::Dup) {
+        let tolerated = usize::from(case.profile.tolerated_losses());
+        for stale in sets(case.devices.len()).filter(|stale| stale.len() <= tolerated) {
+            let volume = case.degraded(&[], &stale);
+            assert!(volume.first_lost(|_| true).is_none());
+            case.lose(&stale);
+            assert!(case.first_copies_are_right(&volume), "{} {stale:?}", case.profile.name());
+            case.lose(&[]);
+            // Its own turn comes, too.
+            let copies = volume.copies(START).unwrap();
+            let good = (0..copies).filter(|copy| {
+                let mut back = vec![0; 4096];
+                volume.read_block(START, &mut back, *copy).is_ok() && back == case.data[..4096]
+            });
+            assert_eq!(good.count(), copies);
         }
     }
 }

@@ -14,6 +14,7 @@
 //! Everything here is arithmetic on offsets from the beginning of the chunk and of its stripes. The
 //! map turns them into addresses.
 
+use crate::parity::By;
 use larder_format::STRIPE_LEN;
 use larder_format::items::Profile;
 use std::ops::Range;
@@ -49,12 +50,8 @@ pub(crate) struct Spot {
 pub(crate) enum Way {
     /// As it is stored, in the mirror of this number.
     Direct(usize),
-    /// From P and the other columns.
-    ByP,
-    /// From Q and the other columns.
-    ByQ,
-    /// From P, Q and the columns other than its own and this one.
-    Without(usize),
+    /// From the rest of its row.
+    Rebuilt(By),
 }
 
 impl Layout {
@@ -82,6 +79,16 @@ impl Layout {
     /// Is there parity?
     pub(crate) fn has_parity(self) -> bool {
         self.parity > 0
+    }
+
+    /// Rows of the chunk; a chunk without striping is one.
+    pub(super) fn rows(self) -> u64 {
+        if self.is_striped() { self.length / self.columns / STRIPE_LEN } else { 1 }
+    }
+
+    /// So many rows until the stripes of a column are the same again.
+    pub(super) fn period(self) -> u64 {
+        if self.parity > 0 { self.stripes } else { 1 }
     }
 
     /// Columns of a row.
@@ -115,10 +122,10 @@ impl Layout {
     pub(super) fn way(self, number: usize, column: usize) -> Way {
         match number.checked_sub(self.mirrors()) {
             None => Way::Direct(number),
-            Some(0) => Way::ByP,
-            Some(1) => Way::ByQ,
-            Some(n) if n - 2 < column => Way::Without(n - 2),
-            Some(n) => Way::Without(n - 1),
+            Some(0) => Way::Rebuilt(By::P),
+            Some(1) => Way::Rebuilt(By::Q),
+            Some(n) if n - 2 < column => Way::Rebuilt(By::Without(n - 2)),
+            Some(n) => Way::Rebuilt(By::Without(n - 1)),
         }
     }
 
@@ -265,8 +272,9 @@ mod tests {
         let layout = Layout::new(Profile::Raid6, 6, 1 << 30);
         for column in 0..4 {
             let ways: Vec<Way> = (0..layout.ways()).map(|n| layout.way(n, column)).collect();
-            assert_eq!(ways[..3], [Way::Direct(0), Way::ByP, Way::ByQ]);
-            let others: Vec<Way> = (0..4).filter(|c| *c != column).map(Way::Without).collect();
+            assert_eq!(ways[..3], [Way::Direct(0), Way::Rebuilt(By::P), Way::Rebuilt(By::Q)]);
+            let without = |c| Way::Rebuilt(By::Without(c));
+            let others: Vec<Way> = (0..4).filter(|c| *c != column).map(without).collect();
             assert_eq!(ways[3..], others);
         }
     }
