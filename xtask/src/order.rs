@@ -75,7 +75,18 @@ pub(crate) const HOUSES: &[House] = &[
     House { folder: "crates/format/src/check", rooms: Apart },
     House {
         folder: "crates/volume/src",
-        rooms: Upwards(&["device", "error", "superblock", "dump", "lock", "file", "map", "volume"]),
+        rooms: Upwards(&[
+            "device",
+            "error",
+            "superblock",
+            "assembly",
+            "dump",
+            "lock",
+            "file",
+            "parity",
+            "map",
+            "volume",
+        ]),
     },
     House {
         folder: "crates/volume/src/file",
@@ -400,7 +411,7 @@ pub(crate) const HOUSES: &[House] = &[
     House { folder: "crates/fs/src/compare", rooms: Upwards(&["frozen", "users", "walk"]) },
     House {
         folder: "crates/fs/src/filesystem",
-        rooms: Upwards(&["commit_source", "open", "stats", "lifecycle", "subvolumes"]),
+        rooms: Upwards(&["commit_source", "devices", "open", "stats", "lifecycle", "subvolumes"]),
     },
     House {
         folder: "crates/fs/src/base",

@@ -71,7 +71,7 @@ impl Group {
 }
 
 fn copies(flags: BlockGroupFlags) -> u64 {
-    if flags.contains(BlockGroupFlags::DUP) { 2 } else { 1 }
+    flags.profile().map_or(1, |profile| profile.copies().into())
 }
 
 /// Bytes that have to be written once more.

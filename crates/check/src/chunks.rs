@@ -10,7 +10,7 @@ use crate::source::{Edge, Source};
 use crate::walk::scan;
 use larder_format::check::check_chunk;
 use larder_format::items::keys::chunk_key;
-use larder_format::items::{self, BlockGroupFlags, Profile, parse_sys_array};
+use larder_format::items::{self, BlockGroupFlags, parse_sys_array};
 use larder_format::{DeviceId, Key, KeyType, Logical, LogicalRange, ObjectId, Superblock};
 use larder_volume::{MappedChunk, VolumeError};
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl Chunk {
     }
     /// Bytes that each stripe takes of its device.
     pub(crate) fn stripe_bytes(&self) -> u64 {
-        stripe_bytes(&self.item)
+        self.item.stripe_bytes()
     }
     /// A range is accounted for, as allocated or as free.
     pub(crate) fn tile(&self, hashing: &Hashing, range: LogicalRange) {
@@ -55,18 +55,6 @@ impl Chunk {
 /// Of ranges that lie behind each other these add up to that of the whole, whatever its cuts.
 fn length_of(hashing: &Hashing, range: LogicalRange) -> u64 {
     hashing.of(&range.end).wrapping_sub(hashing.of(&range.start))
-}
-
-fn stripe_bytes(chunk: &items::Chunk) -> u64 {
-    let n = chunk.stripes.len().max(1) as u64;
-    let parts = match chunk.profile() {
-        Ok(Profile::Raid0) => n,
-        Ok(Profile::Raid10) => (n / 2).max(1),
-        Ok(Profile::Raid5) => n.saturating_sub(1).max(1),
-        Ok(Profile::Raid6) => n.saturating_sub(2).max(1),
-        _ => 1,
-    };
-    chunk.length / parts
 }
 
 /// All chunks, by address.
@@ -134,7 +122,7 @@ fn add(source: &Source<'_>, start: Logical, chunk: &items::Chunk) -> Result<bool
     };
     let devices = |id: DeviceId| source.volume.device(id);
     let beyond = chunk.stripes.iter().any(|s| {
-        devices(s.devid).is_some_and(|d| s.offset.0.saturating_add(stripe_bytes(chunk)) > d.size())
+        devices(s.devid).is_some_and(|d| s.offset.0.saturating_add(chunk.stripe_bytes()) > d.size())
     });
     let missing = chunk.stripes.iter().any(|s| devices(s.devid).is_none());
     let text = error.to_string();

@@ -114,7 +114,7 @@ fn several_devices_and_raid_are_named() {
         .args([&a, &b])
         .output();
     assert!(made.unwrap().status.success());
-    larder(args!["ls", &a]).fails(2, "devices");
+    larder(args!["ls", &a]).fails(2, "device 2");
 }
 
 #[test]

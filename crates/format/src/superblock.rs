@@ -360,6 +360,10 @@ impl Superblock {
         if flags.contains(SuperFlags::ERROR) {
             why.push("it is marked as having met an error".into());
         }
+        let devices = self.num_devices.get();
+        if devices > 1 {
+            why.push(format!("it spans {devices} devices, which Larder reads, but does not write"));
+        }
         if flags.contains(SuperFlags::SEEDING) {
             why.push("it is a seed device".into());
         }
@@ -396,12 +400,6 @@ impl Superblock {
             return Some(format!(
                 "an offline conversion of it was interrupted ({}) and has to be finished first",
                 changing.names().join(", ")
-            ));
-        }
-        if self.num_devices.get() > 1 {
-            return Some(format!(
-                "it spans {} devices, and several devices are not supported yet",
-                self.num_devices.get()
             ));
         }
         if incompat.contains(Incompat::MIXED_GROUPS) && self.nodesize != self.sectorsize {

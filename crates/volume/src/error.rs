@@ -53,6 +53,14 @@ pub enum VolumeError {
         /// The feature, and what can still be done.
         what: String,
     },
+    /// Devices of the file system were not given.
+    #[error("{device}: {what}")]
+    Missing {
+        /// Name of one that was given.
+        device: String,
+        /// Which are missing, and what cannot be read without them.
+        what: String,
+    },
     /// The device is in use.
     #[error("{device} is in use: {by}")]
     Busy {

@@ -1,9 +1,9 @@
 //! Chunks: which bytes of which device stand behind a logical address.
 //!
-//! The map hides profiles. Above it, an address has a number of copies and each copy lies
-//! somewhere; that DUP puts both on one device, or which device a RAID profile would pick, is known
-//! here only. Larder supports one device so far, thus the profiles *single* and *DUP*; the others
-//! are refused by name when their chunk is added, so that nothing above ever meets half a profile.
+//! The map hides profiles. Above it, an address has **places**, where its bytes are stored as they
+//! are, and a number of **ways** to read it: from each of its places, and with parity also from the
+//! rest of its row. How a profile spreads a chunk over its stripes is arithmetic (`layout`), which
+//! the map turns into addresses.
 //!
 //! Chunks come off a disk: they are checked as they are added. No two may overlap, neither in the
 //! logical space nor on a device — two chunks sharing a device range would let data overwrite
@@ -11,11 +11,18 @@
 //!
 //! Chunks are added and removed while the file system runs, and every transfer looks one up: the
 //! map is behind a readers-writer lock that is held for the look-up alone, and a look-up copies the
-//! few words that it found.
+//! few words that it found. It allocates nothing for up to two mirrors.
+
+mod layout;
+
+pub(crate) use layout::Way;
 
 use crate::error::{VolumeError, VolumeResult};
+use crate::parity::{By, Element};
 use larder_format::items::chunk::{Chunk, MAX_CHUNK_LENGTH};
+use larder_format::items::{BlockGroupFlags, Profile};
 use larder_format::{DeviceId, Logical, Physical, SUPER_OFFSETS};
+use layout::Layout;
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -25,20 +32,6 @@ const SECTOR: u64 = 4096;
 /// Bytes at each superblock copy in which no extent may lie.
 const SUPER_RESERVE: u64 = 65536;
 
-/// Type bits of a chunk that name a profile, with their names.
-const PROFILES: [(u64, &str); 8] = [
-    (0x8, "RAID0"),
-    (0x10, "RAID1"),
-    (0x20, "DUP"),
-    (0x40, "RAID10"),
-    (0x80, "RAID5"),
-    (0x100, "RAID6"),
-    (0x200, "RAID1C3"),
-    (0x400, "RAID1C4"),
-];
-const KINDS: u64 = 7;
-const DUP: u64 = 0x20;
-
 /// Place of one copy on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -47,10 +40,10 @@ pub struct Stripe {
     pub at: Physical,
 }
 
-/// Places of all copies of an address; there is always at least one.
+/// Several places; of an address there is always at least one.
 pub type Stripes = SmallVec<[Stripe; 2]>;
 
-/// A chunk as the map wants it: a range of the logical space and where its copies lie.
+/// A chunk as the map wants it: a range of the logical space and where its stripes lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedChunk {
     /// First logical address.
@@ -59,7 +52,7 @@ pub struct MappedChunk {
     pub length: u64,
     /// Type and profile bits as in the chunk item.
     pub kind: u64,
-    /// Where each copy begins.
+    /// Where each stripe begins. What it holds depends on the profile.
     pub stripes: Stripes,
 }
 
@@ -78,25 +71,50 @@ impl MappedChunk {
         self.start.plus(self.length)
     }
 
+    /// Type and profile.
+    #[must_use]
+    pub fn flags(&self) -> BlockGroupFlags {
+        BlockGroupFlags::from_bits_retain(self.kind)
+    }
+
+    /// The profile; that of a chunk that no map would take is *single*.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.flags().profile().unwrap_or(Profile::Single)
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::new(self.profile(), self.stripes.len(), self.length)
+    }
+
+    /// Bytes that each stripe takes on its device.
+    #[must_use]
+    pub fn stripe_bytes(&self) -> u64 {
+        let stripes = u16::try_from(self.stripes.len()).unwrap_or(u16::MAX);
+        self.profile().stripe_bytes(self.length, stripes)
+    }
+
     /// Bytes that the chunk takes on its devices.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
-        self.length.saturating_mul(self.stripes.len() as u64)
+        self.stripe_bytes().saturating_mul(self.stripes.len() as u64)
     }
 
     /// Ranges (address, bytes) inside the chunk that map to a superblock copy on some device:
-    /// nothing may be allocated there, whatever the free-space tree says. Ascending, not
-    /// overlapping.
+    /// nothing may be allocated there, whatever the free-space tree says. With parity the whole row
+    /// is left out. Ascending, not overlapping.
     #[must_use]
     pub fn superblock_ranges(&self) -> SmallVec<[(Logical, u64); 2]> {
+        let (layout, bytes) = (self.layout(), self.stripe_bytes());
         let mut ranges: SmallVec<[(u64, u64); 4]> = SmallVec::new();
-        for stripe in &self.stripes {
+        for (n, stripe) in self.stripes.iter().enumerate() {
             for mirror in SUPER_OFFSETS {
                 let reserve = mirror.0 & !(SUPER_RESERVE - 1);
                 let from = reserve.max(stripe.at.0);
-                let to = (reserve + SUPER_RESERVE).min(stripe.at.0.saturating_add(self.length));
+                let to = (reserve + SUPER_RESERVE).min(stripe.at.0.saturating_add(bytes));
                 if from < to {
-                    ranges.push((from - stripe.at.0, to - stripe.at.0));
+                    let touched = layout.touched(n, from - stripe.at.0..to - stripe.at.0);
+                    ranges.extend(touched.into_iter().map(|r| (r.start, r.end)));
                 }
             }
         }
@@ -119,28 +137,10 @@ impl MappedChunk {
             device: "chunk tree".into(),
             what: format!("chunk at {}: {what}", self.start),
         };
-        let known = PROFILES.iter().fold(KINDS, |bits, (b, _)| bits | b);
-        if self.kind & !known != 0 || self.kind & KINDS == 0 {
-            return Err(corrupt(format!("unknown type {:#x}", self.kind)));
-        }
-        let set: SmallVec<[&(u64, &str); 8]> =
-            PROFILES.iter().filter(|(b, _)| self.kind & b != 0).collect();
-        let copies = match set[..] {
-            [] => 1,
-            [(DUP, _)] => 2,
-            [(_, name)] => {
-                return Err(VolumeError::Unsupported {
-                    device: "file system".into(),
-                    what: format!("profile {name} is not supported yet (single and DUP are)"),
-                });
-            }
-            _ => return Err(corrupt(format!("several profiles at once ({:#x})", self.kind))),
-        };
-        if self.stripes.len() != copies {
-            return Err(corrupt(format!(
-                "{} stripes where its profile has {copies}",
-                self.stripes.len()
-            )));
+        let profile = self.flags().profile().map_err(|e| corrupt(e.0))?;
+        let (name, stripes) = (profile.name(), self.stripes.len());
+        if !u16::try_from(stripes).is_ok_and(|n| profile.fits_stripes(n)) {
+            return Err(corrupt(format!("{stripes} stripes, which {name} does not allow")));
         }
         if self.length == 0 || self.length >= MAX_CHUNK_LENGTH {
             return Err(corrupt(format!("impossible length {}", self.length)));
@@ -148,11 +148,17 @@ impl MappedChunk {
         if !self.start.0.is_multiple_of(SECTOR) || !self.length.is_multiple_of(SECTOR) {
             return Err(corrupt(format!("not aligned (length {})", self.length)));
         }
+        if let Some(unit) = self.layout().unit().filter(|unit| !self.length.is_multiple_of(*unit)) {
+            let length = self.length;
+            let what = format!("length {length} is not a multiple of {unit}, a row of its {name}");
+            return Err(corrupt(what));
+        }
         if self.start.0.checked_add(self.length).is_none() {
             return Err(corrupt("reaches past the end of the logical space".into()));
         }
+        let bytes = self.stripe_bytes();
         for s in &self.stripes {
-            if !s.at.0.is_multiple_of(SECTOR) || s.at.0.checked_add(self.length).is_none() {
+            if !s.at.0.is_multiple_of(SECTOR) || s.at.0.checked_add(bytes).is_none() {
                 return Err(corrupt(format!(
                     "stripe at impossible address {} on device {}",
                     s.at, s.device
@@ -163,20 +169,67 @@ impl MappedChunk {
     }
 }
 
-/// What a look-up found: the copies of a range, as far as it is contiguous.
+/// What a look-up found: the places of a range, as far as it is contiguous in each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Where the range begins, once per copy.
+    /// Where the range begins, once for each mirror.
     pub stripes: Stripes,
     /// How many bytes from there on belong together: at most what was asked for, less at the end of
-    /// a chunk.
+    /// a chunk, and of an element where the chunk is striped.
     pub len: u64,
+    /// Number of ways to read it, of which those of `stripes` are the first.
+    pub ways: usize,
+}
+
+/// The row of an address in a chunk with parity: a place in each element, all equally far from its
+/// beginning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// Each column, from the first on.
+    pub(crate) columns: SmallVec<[Stripe; 8]>,
+    /// P, or P and Q.
+    pub(crate) parity: Stripes,
+    /// The column of the address.
+    pub(crate) column: usize,
+    /// What the number of a way means here.
+    pub(crate) way: Way,
+}
+
+impl Row {
+    /// Where an element lies.
+    pub(crate) fn place(&self, element: Element) -> Stripe {
+        match element {
+            Element::Column(n) => self.columns[n],
+            Element::P => self.parity[0],
+            Element::Q => self.parity[1],
+        }
+    }
+
+    /// What its way reads.
+    pub(crate) fn needed(&self) -> impl Iterator<Item = &Stripe> {
+        let (other, parity) = match self.way {
+            Way::Direct(_) => (None, &self.parity[..0]),
+            Way::Rebuilt(By::P) => (None, &self.parity[..1]),
+            Way::Rebuilt(By::Q) => (None, &self.parity[1..]),
+            Way::Rebuilt(By::Without(other)) => (Some(other), &self.parity[..]),
+        };
+        let (direct, column) = (matches!(self.way, Way::Direct(_)), self.column);
+        let wanted = move |n: usize| (n == column) == direct && Some(n) != other;
+        let columns = self.columns.iter().enumerate().filter(move |(n, _)| wanted(*n));
+        columns.map(|(_, stripe)| stripe).chain(parity)
+    }
+}
+
+#[derive(Debug)]
+struct Placed {
+    chunk: MappedChunk,
+    layout: Layout,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     /// By first address.
-    chunks: BTreeMap<u64, MappedChunk>,
+    chunks: BTreeMap<u64, Placed>,
     /// (device, first byte) -> (end, chunk): what the chunks take on the devices.
     taken: BTreeMap<(DeviceId, u64), (u64, Logical)>,
 }
@@ -198,7 +251,6 @@ impl ChunkMap {
     /// system chunks are met twice, in the superblock and in the chunk tree.
     ///
     /// # Errors
-    /// [`VolumeError::Unsupported`] for a profile that Larder does not have;
     /// [`VolumeError::Corrupt`] when the chunk is impossible or overlaps another one.
     pub fn insert(&self, chunk: MappedChunk) -> VolumeResult<()> {
         chunk.check()?;
@@ -207,7 +259,8 @@ impl ChunkMap {
             device: "chunk tree".into(),
             what: format!("chunk at {} (+{}) {what}", chunk.start, chunk.length),
         };
-        if let Some((_, other)) = inner.chunks.range(..chunk.start.0 + chunk.length).next_back()
+        let before = inner.chunks.range(..chunk.start.0 + chunk.length).next_back();
+        if let Some(other) = before.map(|(_, placed)| &placed.chunk)
             && other.end() > chunk.start
         {
             if *other == chunk {
@@ -219,8 +272,9 @@ impl ChunkMap {
             )));
         }
         let mut added: SmallVec<[(DeviceId, u64); 2]> = SmallVec::new();
+        let bytes = chunk.stripe_bytes();
         for s in &chunk.stripes {
-            let end = s.at.0 + chunk.length;
+            let end = s.at.0 + bytes;
             let other = inner.taken.range((s.device, 0)..(s.device, end)).next_back();
             if let Some((_, (_, other))) = other.filter(|(_, (other_end, _))| *other_end > s.at.0) {
                 let message =
@@ -233,55 +287,122 @@ impl ChunkMap {
             inner.taken.insert((s.device, s.at.0), (end, chunk.start));
             added.push((s.device, s.at.0));
         }
-        inner.chunks.insert(chunk.start.0, chunk);
+        let layout = chunk.layout();
+        inner.chunks.insert(chunk.start.0, Placed { chunk, layout });
         Ok(())
     }
 
     /// Removes the chunk that begins at `start`, and returns it.
     pub fn remove(&self, start: Logical) -> Option<MappedChunk> {
         let mut inner = self.inner.write();
-        let chunk = inner.chunks.remove(&start.0)?;
+        let chunk = inner.chunks.remove(&start.0)?.chunk;
         for s in &chunk.stripes {
             inner.taken.remove(&(s.device, s.at.0));
         }
         Some(chunk)
     }
 
-    /// Finds the copies of `at`, and how much of `len` bytes belongs to the same chunk.
+    /// Finds the places of `at`, and how much of `len` bytes belongs together in them.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when no chunk covers `at`.
     pub fn lookup(&self, at: Logical, len: u64) -> VolumeResult<Located> {
         let inner = self.inner.read();
-        let chunk = inner.find(at).ok_or(VolumeError::Unmapped { at, len })?;
+        let Placed { chunk, layout } = inner.find(at).ok_or(VolumeError::Unmapped { at, len })?;
         let into = at.0 - chunk.start.0;
-        let stripes = chunk
-            .stripes
+        let spot = layout.spot(into);
+        let stripes = chunk.stripes[spot.first..spot.first + layout.mirrors()]
             .iter()
-            .map(|s| Stripe { device: s.device, at: s.at.plus(into) })
+            .map(|s| Stripe { device: s.device, at: s.at.plus(spot.offset) })
             .collect();
-        Ok(Located { stripes, len: len.min(chunk.length - into) })
+        let len = len.min(layout.run(into));
+        Ok(Located { stripes, len, ways: layout.ways() })
     }
 
-    /// Number of copies of the bytes at `at`.
+    /// The row of `at`, for reading it in a way of that number. `None` where there is no parity.
+    pub(crate) fn row(&self, at: Logical, way: usize) -> Option<Row> {
+        let inner = self.inner.read();
+        let Placed { chunk, layout } = inner.find(at).filter(|p| p.layout.has_parity())?;
+        let spot = layout.spot(at.0 - chunk.start.0);
+        let place = |stripe: usize| {
+            let Stripe { device, at } = chunk.stripes[stripe];
+            Stripe { device, at: at.plus(spot.offset) }
+        };
+        let column = |c| place(layout.stripe_of(spot.row, c));
+        let parity = |which| place(layout.parity_stripe(spot.row, which));
+        Some(Row {
+            columns: (0..layout.columns()).map(column).collect(),
+            parity: (0..layout.parity()).map(parity).collect(),
+            column: spot.column,
+            way: layout.way(way, spot.column),
+        })
+    }
+
+    /// Number of ways to read the bytes at `at`.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when no chunk covers `at`.
     pub fn copies(&self, at: Logical) -> VolumeResult<usize> {
+        self.of_layout(at, Layout::ways)
+    }
+
+    /// So many of the first ways to read the bytes at `at`, together, read everything that is
+    /// stored for them: every mirror, or the bytes and their parity.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unmapped`] when no chunk covers `at`.
+    pub fn stored(&self, at: Logical) -> VolumeResult<usize> {
+        self.of_layout(at, Layout::stored)
+    }
+
+    fn of_layout(&self, at: Logical, what: impl Fn(Layout) -> usize) -> VolumeResult<usize> {
         let inner = self.inner.read();
-        Ok(inner.find(at).ok_or(VolumeError::Unmapped { at, len: 0 })?.stripes.len())
+        Ok(what(inner.find(at).ok_or(VolumeError::Unmapped { at, len: 0 })?.layout))
+    }
+
+    /// Is there an address in the chunk that begins at `start` which no way reads, when devices are
+    /// missing?
+    pub(crate) fn is_lost(&self, start: Logical, missing: &dyn Fn(DeviceId) -> bool) -> bool {
+        let inner = self.inner.read();
+        let Some(Placed { chunk, layout }) = inner.chunks.get(&start.0) else { return false };
+        let is_gone = |stripe: usize| missing(chunk.stripes[stripe].device);
+        (0..layout.rows().min(layout.period())).any(|row| {
+            let (columns, parity) = (layout.columns(), layout.parity());
+            let gone = |n: &usize| {
+                let first = layout.stripe_of(row, *n);
+                (first..first + layout.mirrors()).all(is_gone)
+            };
+            // Parity gives back as many columns as there are of it.
+            (0..columns).any(|n| gone(&n)) && (0..columns + parity).filter(gone).count() > parity
+        })
+    }
+
+    /// The address whose bytes lie in a place of a device. `None` for a place in no chunk, and for
+    /// parity.
+    #[must_use]
+    pub fn logical(&self, place: Stripe) -> Option<Logical> {
+        let inner = self.inner.read();
+        let before = inner.taken.range((place.device, 0)..=(place.device, place.at.0)).next_back();
+        let (_, (_, start)) = before.filter(|(_, (end, _))| place.at.0 < *end)?;
+        let Placed { chunk, layout } = inner.chunks.get(&start.0)?;
+        let bytes = chunk.stripe_bytes();
+        let holds = |s: &Stripe| s.device == place.device && s.at <= place.at;
+        let into = |s: &Stripe| place.at.0 - s.at.0;
+        let (n, stripe) =
+            chunk.stripes.iter().enumerate().find(|(_, s)| holds(s) && into(s) < bytes)?;
+        Some(chunk.start.plus(layout.logical(n, into(stripe))?))
     }
 
     /// The chunk that covers `at`.
     #[must_use]
     pub fn chunk_at(&self, at: Logical) -> Option<MappedChunk> {
-        self.inner.read().find(at).cloned()
+        self.inner.read().find(at).map(|placed| placed.chunk.clone())
     }
 
     /// All chunks, by address.
     #[must_use]
     pub fn chunks(&self) -> Vec<MappedChunk> {
-        self.inner.read().chunks.values().cloned().collect()
+        self.inner.read().chunks.values().map(|placed| placed.chunk.clone()).collect()
     }
 
     /// Number of chunks.
@@ -299,7 +420,7 @@ impl ChunkMap {
     /// First address behind the last chunk, where the next one may begin.
     #[must_use]
     pub fn end(&self) -> Logical {
-        self.inner.read().chunks.last_key_value().map_or(Logical(0), |(_, c)| c.end())
+        self.inner.read().chunks.last_key_value().map_or(Logical(0), |(_, c)| c.chunk.end())
     }
 
     /// Ranges that chunks take on a device: (first byte, bytes, chunk), ascending.
@@ -315,9 +436,9 @@ impl ChunkMap {
 }
 
 impl Inner {
-    fn find(&self, at: Logical) -> Option<&MappedChunk> {
-        let (_, chunk) = self.chunks.range(..=at.0).next_back()?;
-        (at < chunk.end()).then_some(chunk)
+    fn find(&self, at: Logical) -> Option<&Placed> {
+        let (_, placed) = self.chunks.range(..=at.0).next_back()?;
+        (at < placed.chunk.end()).then_some(placed)
     }
 }
 
@@ -328,6 +449,7 @@ mod tests {
     use smallvec::smallvec;
 
     const MIB: u64 = 1 << 20;
+    const DUP: u64 = 0x20;
 
     fn single(start: Logical, length: u64, at: Physical) -> MappedChunk {
         let stripes = smallvec![Stripe { device: DeviceId(1), at }];
@@ -418,18 +540,70 @@ mod tests {
             .unwrap();
     }
 
-    #[test]
-    fn profiles_are_refused_by_name() {
-        for (bit, name) in PROFILES.into_iter().filter(|(b, _)| *b != DUP) {
-            match ChunkMap::new()
-                .insert(MappedChunk { kind: 1 | bit, ..single(Logical(MIB), MIB, Physical(MIB)) })
-            {
-                Err(VolumeError::Unsupported { what, .. }) => {
-                    assert!(what.contains(&format!("{name} ")), "{what}")
-                }
-                other => panic!("{name}: {other:?}"),
-            }
+    /// A chunk of a profile over devices 1 to `n`, of `rows` rows.
+    fn striped(profile: Profile, n: u64, rows: usize) -> MappedChunk {
+        let stripe = |id| Stripe { device: DeviceId(id), at: Physical(id * 16 * MIB) };
+        let columns = u64::from(profile.data_stripes(n as u16));
+        MappedChunk {
+            start: Logical(16 * MIB),
+            length: rows as u64 * columns * 65536,
+            kind: (BlockGroupFlags::DATA | profile.flag()).bits(),
+            stripes: (1..=n).map(stripe).collect(),
         }
+    }
+
+    #[test]
+    fn striped_chunks_map_element_by_element() {
+        let map = ChunkMap::new();
+        map.insert(striped(Profile::Raid10, 4, 4)).unwrap();
+        let at = Logical(16 * MIB + 3 * 65536 + 4096);
+        let found = map.lookup(at, MIB).unwrap();
+        assert_eq!((found.len, found.ways), (61440, 2));
+        let places: Vec<(u64, u64)> = found.stripes.iter().map(|s| (s.device.0, s.at.0)).collect();
+        assert_eq!(places, [(3, 48 * MIB + 69632), (4, 64 * MIB + 69632)]);
+        assert!(found.stripes.iter().all(|s| map.logical(*s) == Some(at)));
+        assert_eq!(map.row(at, 1), None);
+        assert_eq!(map.taken_on(DeviceId(3)), [(Physical(48 * MIB), 4 * 65536, Logical(16 * MIB))]);
+        assert_eq!(map.remove(Logical(16 * MIB)).unwrap().device_bytes(), 16 * 65536);
+
+        map.insert(striped(Profile::Raid6, 5, 4)).unwrap();
+        let found = map.lookup(at, MIB).unwrap();
+        // Row 1, column 0.
+        assert_eq!(
+            found.stripes[..],
+            [Stripe { device: DeviceId(2), at: Physical(32 * MIB + 69632) }]
+        );
+        assert_eq!((found.ways, map.stored(at).unwrap()), (5, 3));
+        let row = map.row(at, 3).unwrap();
+        let devices = |of: &[Stripe]| of.iter().map(|s| s.device.0).collect::<Vec<_>>();
+        assert_eq!((devices(&row.columns), devices(&row.parity)), (vec![2, 3, 4], vec![5, 1]));
+        assert_eq!((row.column, row.way), (0, Way::Rebuilt(By::Without(1))));
+        assert_eq!(map.logical(row.columns[2]), Some(at.plus(2 * 65536)));
+        assert_eq!(map.logical(row.parity[0]), None);
+        assert_eq!(map.logical(Stripe { device: DeviceId(1), at: Physical(0) }), None);
+    }
+
+    #[test]
+    fn striped_chunks_consist_of_whole_rows() {
+        let good = striped(Profile::Raid5, 3, 2);
+        let bad = MappedChunk { length: good.length - 65536, ..good.clone() };
+        let error = ChunkMap::new().insert(bad).unwrap_err().to_string();
+        assert!(error.contains("a row of its raid5"), "{error}");
+        let bad = MappedChunk { stripes: good.stripes[..1].into(), ..good };
+        let error = ChunkMap::new().insert(bad).unwrap_err().to_string();
+        assert!(error.contains("1 stripes, which raid5 does not allow"), "{error}");
+    }
+
+    #[test]
+    fn with_parity_a_superblock_takes_its_row() {
+        let at = |at| Stripe { device: DeviceId(at), at: Physical(64 * MIB - at * 65536) };
+        let chunk =
+            MappedChunk { stripes: (1..=3).map(at).collect(), ..striped(Profile::Raid5, 3, 8) };
+        // The copy at 64 MiB lies in row 1 of the first stripe, 2 of the second, 3 of the third.
+        assert_eq!(chunk.superblock_ranges()[..], [(Logical(16 * MIB + 2 * 65536), 6 * 65536)]);
+        let chunk = MappedChunk { kind: 1 | 8, length: 24 * 65536, ..chunk };
+        let each = [3, 7, 11].map(|element| (Logical(16 * MIB + element * 65536), 65536));
+        assert_eq!(chunk.superblock_ranges()[..], each);
     }
 
     #[test]

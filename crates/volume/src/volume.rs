@@ -5,15 +5,26 @@
 //!
 //! A read names its copy. The layers above know the checksums, so they alone can tell a good copy
 //! from a bad one; they ask for the next, and [`Volume::write_one_copy`] writes the good one over
-//! the bad one.
+//! the bad one. A copy is a way to read: with parity the copies behind the first are what the rest
+//! of the row says (`parity`), so those layers need not know of it.
+//!
+//! Reading knows all profiles. Writing knows those on one device so far; what opens a volume to
+//! write asks [`Volume::may_be_written`] first.
 
+#[cfg(test)]
+mod tests;
+
+use crate::assembly::Assembly;
 use crate::device::{Device, Write};
 use crate::error::{VolumeError, VolumeResult};
-use crate::map::{ChunkMap, MappedChunk, Stripe};
+use crate::map::{ChunkMap, Located, MappedChunk, Stripe, Way};
+use crate::parity;
 use crate::superblock::{self, SuperCopies};
+use larder_format::items::Profile;
 use larder_format::items::chunk::parse_sys_array;
 use larder_format::superblock::Superblock;
 use larder_format::{DeviceId, Logical, Physical};
+use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,7 +61,18 @@ counters! {
 struct Member {
     id: DeviceId,
     device: Arc<dyn Device>,
+    /// It was away while others were written, perhaps (`assembly`).
+    stale: bool,
     counters: Counters,
+}
+
+/// How much is to be expected of what a copy is read from. A copy is worth what its worst device
+/// is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Worth {
+    Current,
+    Stale,
+    Missing,
 }
 
 /// The devices of a file system behind one logical address space.
@@ -58,6 +80,10 @@ struct Member {
 pub struct Volume {
     members: Vec<Member>,
     map: ChunkMap,
+    /// Chunks may lie on devices that are missing.
+    degraded: bool,
+    /// Not all copies are worth the same.
+    uneven: bool,
     /// Bytes whose writing has completed, on all devices, and how many of those had when the last
     /// flush began that succeeded.
     completed: AtomicU64,
@@ -82,44 +108,38 @@ impl Volume {
         }
         let members = devices
             .into_iter()
-            .map(|(id, device)| Member { id, device, counters: Counters::default() })
+            .map(|(id, device)| Member { id, device, stale: false, counters: Counters::default() })
             .collect();
         Ok(Self {
             members,
             map: ChunkMap::new(),
+            degraded: false,
+            uneven: false,
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
     }
 
-    /// The volume of a single-device file system, with its system chunks: enough to read the chunk
+    /// The volume of the devices of a file system, with its system chunks: enough to read the chunk
     /// tree, whose other chunks are then added with [`Volume::add_chunk`].
     ///
+    /// `degraded`: chunks may lie on devices that are not there. What only those have cannot be
+    /// read.
+    ///
     /// # Errors
-    /// [`VolumeError::Unsupported`] when the file system has several devices;
-    /// [`VolumeError::Corrupt`] for system chunks that cannot be right.
-    pub fn open(device: Arc<dyn Device>, superblock: &Superblock) -> VolumeResult<Self> {
-        let name = device.name();
-        if superblock.num_devices() != 1 {
-            return Err(VolumeError::Unsupported {
-                device: name,
-                what: format!(
-                    "the file system spans {} devices; several devices are not supported yet",
-                    superblock.num_devices()
-                ),
-            });
+    /// [`VolumeError::Corrupt`] for system chunks that cannot be right, or lie on a device that is
+    /// not there.
+    pub fn open(found: Assembly, degraded: bool) -> VolumeResult<Self> {
+        let stale: Vec<DeviceId> = found.stale().map(|f| f.id).collect();
+        let devices = found.devices.into_iter().map(|f| (f.id, f.device)).collect();
+        let mut volume = Self::new(devices)?;
+        for member in &mut volume.members {
+            member.stale = stale.contains(&member.id);
         }
-        let size = superblock.dev_item.total_bytes.get();
-        if size > device.size() {
-            let what = format!(
-                "the file system needs {size} bytes, but there are only {}; is the image \
-                    truncated?",
-                device.size()
-            );
-            return Err(VolumeError::Corrupt { device: name, what });
-        }
-        let volume = Self::new(vec![(superblock.device_id(), device)])?;
-        let chunks = parse_sys_array(superblock.sys_chunk_bytes())
+        let incomplete = (volume.members.len() as u64) < found.superblock.num_devices();
+        (volume.degraded, volume.uneven) = (degraded, incomplete || !stale.is_empty());
+        let name = volume.members[0].device.name();
+        let chunks = parse_sys_array(found.superblock.sys_chunk_bytes())
             .map_err(|e| VolumeError::Corrupt { device: name, what: e.to_string() })?;
         for (key, chunk) in chunks {
             volume.add_chunk(MappedChunk::from_item(Logical(key.offset), &chunk))?;
@@ -134,19 +154,24 @@ impl Volume {
     }
 
     /// Adds a chunk, after checking that its stripes lie on devices that exist and are long enough.
+    /// In a degraded volume those that do not exist are missing.
     ///
     /// # Errors
     /// As [`ChunkMap::insert`], and for stripes that lead nowhere.
     pub fn add_chunk(&self, chunk: MappedChunk) -> VolumeResult<()> {
         for s in &chunk.stripes {
-            let member = self.member(s.device).ok_or_else(|| VolumeError::Corrupt {
-                device: "chunk tree".into(),
-                what: format!(
-                    "chunk at {} lies on device {}, which is missing",
-                    chunk.start, s.device
-                ),
-            })?;
-            if s.at.0.checked_add(chunk.length).is_none_or(|end| end > member.device.size()) {
+            let Some(member) = self.member(s.device) else {
+                if self.degraded {
+                    continue;
+                }
+                let (at, id) = (chunk.start, s.device);
+                return Err(VolumeError::Corrupt {
+                    device: "chunk tree".into(),
+                    what: format!("chunk at {at} lies on device {id}, which is missing"),
+                });
+            };
+            let end = s.at.0.checked_add(chunk.stripe_bytes());
+            if end.is_none_or(|end| end > member.device.size()) {
                 return Err(VolumeError::Corrupt {
                     device: member.device.name(),
                     what: format!(
@@ -179,7 +204,45 @@ impl Volume {
         self.members.iter().any(|m| m.device.is_read_only())
     }
 
-    /// Number of copies of the bytes at `at`.
+    /// Refuses by name what can be read, but not yet written: several devices, and profiles for
+    /// several devices. For callers that are going to write, when all chunks have been added.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unsupported`].
+    pub fn may_be_written(&self) -> VolumeResult<()> {
+        let unsupported = |device: String, what| Err(VolumeError::Unsupported { device, what });
+        if self.members.len() > 1 {
+            let what = format!("{} devices can only be read so far", self.members.len());
+            return unsupported("file system".into(), what);
+        }
+        let single = |c: &MappedChunk| matches!(c.profile(), Profile::Single | Profile::Dup);
+        match self.map.chunks().into_iter().find(|c| !single(c)) {
+            None => Ok(()),
+            Some(chunk) => {
+                let (at, profile) = (chunk.start, chunk.profile().name());
+                let what = format!("the chunk at {at} is {profile}, which can only be read so far");
+                unsupported(self.members[0].device.name(), what)
+            }
+        }
+    }
+
+    /// A chunk of which nothing can be read in some place, because too many of its devices are
+    /// missing: the first of those that `wanted` picks. With the devices of its stripes that are
+    /// missing.
+    pub fn first_lost(
+        &self,
+        wanted: impl Fn(&MappedChunk) -> bool,
+    ) -> Option<(MappedChunk, Vec<DeviceId>)> {
+        let lost = |c: &MappedChunk| self.map.is_lost(c.start, &|id| self.member(id).is_none());
+        let chunk = self.map.chunks().into_iter().find(|c| wanted(c) && lost(c))?;
+        let mut missing: Vec<DeviceId> = chunk.stripes.iter().map(|s| s.device).collect();
+        missing.retain(|id| self.member(*id).is_none());
+        missing.sort_unstable();
+        missing.dedup();
+        Some((chunk, missing))
+    }
+
+    /// Number of copies of the bytes at `at`, as far as reading goes: ways to read them.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when no chunk covers `at`.
@@ -200,9 +263,11 @@ impl Volume {
         while !rest.is_empty() {
             let found = self.map.lookup(at, rest.len() as u64)?;
             let (piece, more) = rest.split_at_mut(usize_from(found.len));
-            let stripe = found.stripes[copy.min(found.stripes.len() - 1)];
-            self.read_stripe(stripe, piece)?;
-            self.passed(stripe, found.len);
+            let way = self.way_of(at, &found, copy.min(found.ways - 1));
+            self.read_piece(at, &found, piece, way)?;
+            if let Some(stripe) = found.stripes.get(way) {
+                self.passed(*stripe, found.len);
+            }
             (at, rest) = (at.plus(found.len), more);
         }
         Ok(())
@@ -225,7 +290,7 @@ impl Volume {
     /// Fills `buf` from the first copy without waiting; where that copy lies.
     fn first_at_once(&self, at: Logical, buf: &mut [u8]) -> Option<Stripe> {
         let found = self.map.lookup(at, buf.len() as u64).ok()?;
-        let stripe = *found.stripes.first()?;
+        let stripe = *found.stripes.get(self.way_of(at, &found, 0))?;
         let member = self.member(stripe.device)?;
         if found.len < buf.len() as u64 || !member.device.read_at_once(stripe.at, buf) {
             return None;
@@ -250,10 +315,69 @@ impl Volume {
     pub fn read_block(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
         let len = buf.len() as u64;
         let found = self.map.lookup(at, len)?;
-        match found.stripes.get(copy) {
-            Some(stripe) if found.len == len => self.read_stripe(*stripe, buf),
+        if copy >= found.ways {
+            return Err(VolumeError::Unmapped { at, len });
+        }
+        if found.len == len {
+            let way = self.way_of(at, &found, copy);
+            return self.read_piece(at, &found, buf, way);
+        }
+        // Out of one element into the next, in chunks of which Linux makes none any more.
+        match self.map.chunk_at(at) {
+            Some(chunk) if at.0 - chunk.start.0 + len <= chunk.length => self.read(at, buf, copy),
             _ => Err(VolumeError::Unmapped { at, len }),
         }
+    }
+
+    /// The way that a copy is: the best ones come first.
+    fn way_of(&self, at: Logical, found: &Located, copy: usize) -> usize {
+        if !self.uneven {
+            return copy;
+        }
+        let mut ways: SmallVec<[(Worth, usize); 8]> =
+            (0..found.ways).map(|way| (self.worth(at, found, way), way)).collect();
+        ways.sort_unstable();
+        ways.get(copy).map_or(copy, |(_, way)| *way)
+    }
+
+    fn worth(&self, at: Logical, found: &Located, way: usize) -> Worth {
+        let of = |stripe: &Stripe| match self.member(stripe.device) {
+            None => Worth::Missing,
+            Some(member) if member.stale => Worth::Stale,
+            Some(_) => Worth::Current,
+        };
+        if let Some(stripe) = found.stripes.get(way) {
+            return of(stripe);
+        }
+        let Some(row) = self.map.row(at, way) else { return Worth::Missing };
+        row.needed().map(of).max().unwrap_or(Worth::Missing)
+    }
+
+    /// Reads what was found at `at` in the way of a number.
+    fn read_piece(
+        &self,
+        at: Logical,
+        found: &Located,
+        buf: &mut [u8],
+        way: usize,
+    ) -> VolumeResult<()> {
+        match found.stripes.get(way) {
+            Some(stripe) => self.read_stripe(*stripe, buf),
+            None => self.rebuild(at, buf, way),
+        }
+    }
+
+    /// Works out what lies at `at`, in one element, from the rest of its row.
+    fn rebuild(&self, at: Logical, buf: &mut [u8], way: usize) -> VolumeResult<()> {
+        let len = buf.len() as u64;
+        let row = self.map.row(at, way).ok_or(VolumeError::Unmapped { at, len })?;
+        let by = match row.way {
+            Way::Direct(_) => return self.read_stripe(row.columns[row.column], buf),
+            Way::Rebuilt(by) => by,
+        };
+        parity::rebuild(row.column, by, row.columns.len(), buf, |element, buf| {
+            self.read_stripe(row.place(element), buf)
+        })
     }
 
     /// Writes `data` to all copies.
@@ -265,6 +389,7 @@ impl Volume {
         let (mut at, mut rest) = (at, data);
         while !rest.is_empty() {
             let found = self.map.lookup(at, rest.len() as u64)?;
+            without_parity(&found, at)?;
             let (piece, more) = rest.split_at(usize_from(found.len));
             for stripe in found.stripes {
                 self.write_stripe(stripe, piece)?;
@@ -293,6 +418,7 @@ impl Volume {
             }
             return Ok(());
         }
+        without_parity(&found, at)?;
         for stripe in found.stripes {
             let member = self.member_of(stripe)?;
             member.counters.writes.fetch_add(1, Relaxed);
@@ -317,6 +443,10 @@ impl Volume {
                 // Out of one chunk into the next, which is rare.
                 Ok(found) if found.len < len => results[n] = self.write_vectored(*at, data),
                 Ok(found) if len > 0 => {
+                    if let Err(e) = without_parity(&found, *at) {
+                        results[n] = Err(e);
+                        continue;
+                    }
                     for stripe in found.stripes {
                         match self.member_of(stripe) {
                             Ok(_) => stripes.push((stripe, n)),
@@ -358,7 +488,7 @@ impl Volume {
     pub fn write_one_copy(&self, at: Logical, data: &[u8], copy: usize) -> VolumeResult<()> {
         let len = data.len() as u64;
         let found = self.map.lookup(at, len)?;
-        match found.stripes.get(copy) {
+        match found.stripes.get(self.way_of(at, &found, copy)) {
             Some(stripe) if found.len == len => self.write_stripe(*stripe, data),
             _ => Err(VolumeError::Unmapped { at, len }),
         }
@@ -444,6 +574,7 @@ impl Volume {
         let (mut at, mut len, mut done) = (at, len, 0);
         while len > 0 {
             let found = self.map.lookup(at, len)?;
+            without_parity(&found, at)?;
             for stripe in found.stripes {
                 done += self.discard_on(stripe.device, stripe.at, found.len)?;
             }
@@ -501,7 +632,9 @@ impl Volume {
     }
 
     fn read_stripe(&self, stripe: Stripe, buf: &mut [u8]) -> VolumeResult<()> {
-        let member = self.member_of(stripe)?;
+        let Some(member) = self.member(stripe.device) else {
+            return Err(missing(stripe, buf.len() as u64));
+        };
         member.counters.reads.fetch_add(1, Relaxed);
         member.counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
         member.device.read_at(stripe.at, buf).map_err(|e| {
@@ -535,6 +668,22 @@ impl Member {
     }
 }
 
+/// Reading from a device that is missing, which is an error of the device as any other.
+fn missing(stripe: Stripe, len: u64) -> VolumeError {
+    let source = std::io::Error::new(std::io::ErrorKind::NotFound, "the device is missing");
+    let device = format!("device {}", stripe.device);
+    VolumeError::Io { device, op: "read", at: stripe.at, len, source }
+}
+
+/// A write that leaves the parity of its row as it was would cost the row's other bytes later.
+fn without_parity(found: &Located, at: Logical) -> VolumeResult<()> {
+    if found.ways == found.stripes.len() {
+        return Ok(());
+    }
+    let what = format!("what lies at {at} has parity, and can only be read so far");
+    Err(VolumeError::Unsupported { device: "file system".into(), what })
+}
+
 /// A length that was cut to that of a slice.
 fn usize_from(len: u64) -> usize {
     usize::try_from(len).expect("no longer than a slice in memory")
@@ -548,252 +697,4 @@ fn outside_superblocks(range: Range<Physical>) -> impl Iterator<Item = Range<Phy
     let starts = std::iter::once(range.start).chain(starts.map(|end| end.max(range.start)));
     let ends = ends.map(|start| start.min(range.end)).into_iter().chain([range.end]);
     starts.zip(ends).map(|(start, end)| start..end).filter(|part| !part.is_empty())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::file::{FileDevice, OpenMode};
-    use larder_format::SUPER_OFFSETS;
-    use smallvec::smallvec;
-    use std::fs::File;
-    use std::io;
-
-    const MIB: u64 = 1 << 20;
-
-    fn volume(dir: &tempfile::TempDir, size: u64) -> Volume {
-        let path = dir.path().join("img");
-        File::create(&path).unwrap().set_len(size).unwrap();
-        let device = Arc::new(FileDevice::open(&path, OpenMode::Write).unwrap());
-        Volume::new(vec![(DeviceId(1), device)]).unwrap()
-    }
-
-    fn stripe(at: u64) -> Stripe {
-        Stripe { device: DeviceId(1), at: Physical(at) }
-    }
-
-    /// Data chunk 16..24 MiB single, then metadata chunk 24..28 MiB in two copies.
-    fn with_chunks(dir: &tempfile::TempDir) -> Volume {
-        let v = volume(dir, 80 * MIB);
-        let data = MappedChunk {
-            start: Logical(16 * MIB),
-            length: 8 * MIB,
-            kind: 1,
-            stripes: smallvec![stripe(60 * MIB)],
-        };
-        let meta = MappedChunk {
-            start: Logical(24 * MIB),
-            length: 4 * MIB,
-            kind: 4 | 0x20,
-            stripes: smallvec![stripe(40 * MIB), stripe(50 * MIB)],
-        };
-        v.add_chunk(data).unwrap();
-        v.add_chunk(meta).unwrap();
-        v
-    }
-
-    #[test]
-    fn what_was_just_written_can_be_read_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let v = with_chunks(&dir);
-        let at = Logical(25 * MIB);
-        v.write(at, &[7u8; 16384]).unwrap();
-        let mut back = vec![0; 16384];
-        // A host that cannot say may always answer no.
-        if v.read_at_once(at, &mut back) {
-            assert!(back.iter().all(|b| *b == 7));
-        }
-        assert!(!v.read_at_once(Logical(28 * MIB - 4096), &mut back), "beyond the chunk");
-        assert!(!v.read_at_once(Logical(0), &mut back), "in no chunk");
-    }
-
-    #[test]
-    fn writes_reach_every_copy_and_repairs_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let v = with_chunks(&dir);
-        let block = vec![7u8; 16384];
-        let at = Logical(25 * MIB);
-        v.write(at, &block).unwrap();
-        let mut back = vec![0; 16384];
-        for copy in 0..v.copies(at).unwrap() {
-            v.read_block(at, &mut back, copy).unwrap();
-            assert_eq!(back, block);
-        }
-        v.write_one_copy(at, &vec![9; 16384], 1).unwrap();
-        v.read_block(at, &mut back, 0).unwrap();
-        assert_eq!(back, block);
-        v.read_block(at, &mut back, 1).unwrap();
-        assert_eq!(back, vec![9; 16384]);
-        assert!(matches!(v.read_block(at, &mut back, 2), Err(VolumeError::Unmapped { .. })));
-        v.flush().unwrap();
-        let stats = v.stats()[0].1;
-        assert_eq!((stats.writes, stats.written_bytes, stats.flushes), (3, 3 * 16384, 1));
-        assert_eq!((stats.reads, stats.read_bytes), (4, 4 * 16384));
-    }
-
-    #[test]
-    fn data_goes_on_in_the_next_chunk_but_blocks_do_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let v = with_chunks(&dir);
-        let at = Logical(24 * MIB - 8192);
-        let data: Vec<u8> = (0..16384u32).map(|i| (i / 64) as u8).collect();
-        let (a, b) = data.split_at(5000);
-        v.write_vectored(at, &[IoSlice::new(a), IoSlice::new(b)]).unwrap();
-        for copy in [0, 1, 5] {
-            let mut back = vec![0; data.len()];
-            v.read(at, &mut back, copy).unwrap();
-            assert_eq!(back, data);
-        }
-        let mut back = vec![0; data.len()];
-        assert!(matches!(v.read_block(at, &mut back, 0), Err(VolumeError::Unmapped { .. })));
-        assert!(v.write_one_copy(at, &data, 0).is_err());
-        // Within a chunk, one vectored write is one transfer per copy.
-        let before = v.stats()[0].1.writes;
-        v.write_vectored(Logical(24 * MIB), &[IoSlice::new(a), IoSlice::new(b)]).unwrap();
-        assert_eq!(v.stats()[0].1.writes - before, 2);
-        assert!(matches!(
-            v.write(Logical(28 * MIB - 4096), &data),
-            Err(VolumeError::Unmapped { .. })
-        ));
-    }
-
-    #[test]
-    fn chunks_must_lie_on_the_device() {
-        let dir = tempfile::tempdir().unwrap();
-        let v = volume(&dir, 80 * MIB);
-        let chunk = |device, at| MappedChunk {
-            start: Logical(16 * MIB),
-            length: 8 * MIB,
-            kind: 1,
-            stripes: smallvec![Stripe { device: DeviceId(device), at: Physical(at) }],
-        };
-        assert!(matches!(v.add_chunk(chunk(2, MIB)), Err(VolumeError::Corrupt { .. })));
-        assert!(matches!(v.add_chunk(chunk(1, 73 * MIB)), Err(VolumeError::Corrupt { .. })));
-        assert!(matches!(v.add_chunk(chunk(1, u64::MAX - 4095)), Err(VolumeError::Corrupt { .. })));
-        v.add_chunk(chunk(1, 72 * MIB)).unwrap();
-        assert!(Volume::new(vec![]).is_err());
-        let d = v.device(DeviceId(1)).unwrap();
-        assert!(Volume::new(vec![(DeviceId(1), d.clone()), (DeviceId(1), d.clone())]).is_err());
-    }
-
-    #[test]
-    fn a_discard_spares_the_superblocks() {
-        let dir = tempfile::tempdir().unwrap();
-        let v = with_chunks(&dir);
-        let device = v.device(DeviceId(1)).unwrap().clone();
-        let mark = [0xabu8; 4096];
-        device.write_at(SUPER_OFFSETS[1], &mark).unwrap();
-        v.write(Logical(16 * MIB), &vec![1; (8 * MIB) as usize]).unwrap();
-        device.write_at(SUPER_OFFSETS[1], &mark).unwrap();
-        v.discard(Logical(16 * MIB), 8 * MIB).unwrap();
-        let mut back = [0; 4096];
-        device.read_at(SUPER_OFFSETS[1], &mut back).unwrap();
-        assert_eq!(back, mark);
-        let outside = |range: Range<u64>| -> Vec<Range<u64>> {
-            let parts = outside_superblocks(Physical(range.start)..Physical(range.end));
-            parts.map(|part| part.start.0..part.end.0).collect()
-        };
-        let parts = outside(0..1 << 40);
-        assert_eq!(parts.len(), 4);
-        assert_eq!(parts.iter().map(|p| p.end - p.start).sum::<u64>(), (1 << 40) - 3 * 4096);
-        assert!(outside(65536..69632).is_empty());
-        let rest = outside(66000..70000);
-        assert_eq!((rest.len(), rest[0].clone()), (1, 69632..70000));
-    }
-
-    #[test]
-    fn a_volume_is_opened_by_its_superblock() {
-        use larder_format::items::block_group::BlockGroupFlags;
-        use larder_format::items::chunk::{Chunk, Stripe, encode_sys_array};
-        use zerocopy::FromZeros;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("img");
-        let device = || Arc::new(FileDevice::create(&path, 80 * MIB).unwrap());
-        let stripe = |at| Stripe { devid: DeviceId(1), offset: Physical(at), dev_uuid: [0; 16] };
-        let mut sb = Superblock::new_zeroed();
-        sb.num_devices.set(1);
-        sb.dev_item.devid.set(1);
-        sb.dev_item.total_bytes.set(80 * MIB);
-        let flags = BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP;
-        let system = Chunk::new(8 * MIB, flags, vec![stripe(20 * MIB), stripe(40 * MIB)]);
-        let key = larder_format::items::keys::chunk_key(Logical(16 * MIB));
-        sb.set_sys_chunk_bytes(&encode_sys_array([(key, &system)]).unwrap()).unwrap();
-        let v = Volume::open(device(), &sb).unwrap();
-        assert_eq!((v.map().len(), v.copies(Logical(20 * MIB)).unwrap()), (1, 2));
-        drop(v);
-        sb.num_devices.set(2);
-        let refused = Volume::open(device(), &sb).unwrap_err();
-        assert!(refused.to_string().contains("2 devices"), "{refused}");
-        sb.num_devices.set(1);
-        sb.dev_item.total_bytes.set(81 * MIB);
-        assert!(Volume::open(device(), &sb).unwrap_err().to_string().contains("truncated"));
-        sb.dev_item.total_bytes.set(80 * MIB);
-        let n = sb.sys_chunk_bytes().len();
-        sb.sys_chunk_array_size.set(n as u32 - 1);
-        assert!(matches!(Volume::open(device(), &sb), Err(VolumeError::Corrupt { .. })));
-    }
-
-    /// Fails as it is told to.
-    #[derive(Debug)]
-    struct Failing;
-    impl Device for Failing {
-        fn name(&self) -> String {
-            "failing".into()
-        }
-        fn size(&self) -> u64 {
-            1 << 30
-        }
-        fn is_read_only(&self) -> bool {
-            false
-        }
-        fn read_at(&self, _: Physical, _: &mut [u8]) -> io::Result<()> {
-            Err(io::Error::other("bad sector"))
-        }
-        fn write_at(&self, _: Physical, _: &[u8]) -> io::Result<()> {
-            Err(io::Error::other("bad sector"))
-        }
-        fn flush(&self) -> io::Result<()> {
-            Err(io::Error::other("cable pulled"))
-        }
-    }
-
-    #[test]
-    fn what_waits_for_a_flush_is_counted() {
-        let dir = tempfile::tempdir().unwrap();
-        let v = with_chunks(&dir);
-        assert_eq!(v.unflushed(), 0);
-        v.write(Logical(16 * MIB), &[1; 8192]).unwrap();
-        // Two copies, and across two chunks.
-        v.write_vectored(Logical(25 * MIB), &[IoSlice::new(&[1; 4096])]).unwrap();
-        v.write_vectored(Logical(24 * MIB - 4096), &[IoSlice::new(&[1; 8192])]).unwrap();
-        assert_eq!(v.unflushed(), 8192 + 2 * 4096 + 4096 + 2 * 4096);
-        v.flush().unwrap();
-        assert_eq!(v.unflushed(), 0);
-        v.write(Logical(16 * MIB), &[1; 4096]).unwrap();
-        assert_eq!(v.unflushed(), 4096);
-
-        let v = Volume::new(vec![(DeviceId(1), Arc::new(Failing))]).unwrap();
-        v.completed.store(5, Relaxed);
-        assert!(v.flush().is_err());
-        assert_eq!(v.unflushed(), 5, "a flush that failed has made nothing durable");
-    }
-
-    #[test]
-    fn errors_name_device_and_place() {
-        let v = Volume::new(vec![(DeviceId(1), Arc::new(Failing))]).unwrap();
-        let chunk = MappedChunk {
-            start: Logical(MIB),
-            length: MIB,
-            kind: 1,
-            stripes: smallvec![stripe(2 * MIB)],
-        };
-        v.add_chunk(chunk).unwrap();
-        let text = v.read(Logical(MIB + 4096), &mut [0; 512], 0).unwrap_err().to_string();
-        assert_eq!(text, "failing: read of 512 bytes at 2101248 failed: bad sector");
-        assert!(v.write(Logical(MIB), &[0; 512]).is_err());
-        assert!(v.write_vectored(Logical(MIB), &[IoSlice::new(&[0; 512])]).is_err());
-        assert!(v.flush().unwrap_err().to_string().contains("cable pulled"));
-        let s = v.stats()[0].1;
-        assert_eq!((s.read_errors, s.write_errors, s.flush_errors), (1, 2, 1));
-    }
 }

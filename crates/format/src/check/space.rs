@@ -2,6 +2,7 @@
 
 use super::{Before, Context, aligned, bad, size_is, u8_at, u16_at, u32_at, u64_at};
 use crate::csum::data_ref_hash;
+use crate::items::BlockGroupFlags;
 use crate::{
     FIRST_CHUNK_OBJECTID, FileOffset, FormatResult, Key, KeyType, Logical, MAX_LEVEL, ObjectId,
     Physical, SECTOR_SIZE, STRIPE_LEN,
@@ -14,14 +15,6 @@ const TYPE_SYSTEM: u64 = 2;
 const TYPE_METADATA: u64 = 4;
 const TYPE_MASK: u64 = 7;
 const PROFILE_MASK: u64 = 0x7f8;
-const RAID0: u64 = 0x8;
-const RAID1: u64 = 0x10;
-const DUP: u64 = 0x20;
-const RAID10: u64 = 0x40;
-const RAID5: u64 = 0x80;
-const RAID6: u64 = 0x100;
-const RAID1C3: u64 = 0x200;
-const RAID1C4: u64 = 0x400;
 
 /// Where a range of some address space ends.
 fn end_of(start: impl Into<u64>, length: u64) -> FormatResult<u64> {
@@ -258,18 +251,9 @@ pub fn check_chunk(key: &Key, d: &[u8], nodesize: u32) -> FormatResult<()> {
     if kind & TYPE_MASK == TYPE_DATA | TYPE_METADATA && nodesize != SECTOR_SIZE {
         bad!("data and metadata mixed on a file system with nodes of {nodesize} bytes");
     }
-    let fits = match kind & PROFILE_MASK {
-        0 => stripes == 1,
-        DUP | RAID1 => stripes == 2,
-        RAID1C3 => stripes == 3,
-        RAID1C4 => stripes == 4,
-        RAID0 => true,
-        RAID10 => stripes % 2 == 0 && sub_stripes == 2,
-        RAID5 => stripes >= 2,
-        RAID6 => stripes >= 3,
-        _ => false,
-    };
-    if !fits {
+    let profile = BlockGroupFlags::from_bits_retain(kind).profile()?;
+    let nested = profile.sub_stripes();
+    if !profile.fits_stripes(stripes) || nested > 1 && sub_stripes != nested {
         bad!("type {kind:#x} with {stripes} stripes and {sub_stripes} sub-stripes");
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! BLOCK_GROUP_ITEM, and the type bits that it shares with chunks.
 //!
-//! Hidden here: the numbering of types and profiles, and what a profile means for the number of
-//! stripes and copies.
+//! Hidden here: the numbering of types and profiles, and what a profile means: how many copies or
+//! parity stripes a byte has, how many stripes a chunk, and how many devices may be lost. Other
+//! code asks [`Profile`] and keeps no table of its own.
 
 use super::exact;
 use crate::{FIRST_CHUNK_OBJECTID, FormatError, FormatResult};
@@ -55,6 +56,23 @@ impl Profile {
         Self::Raid5,
         Self::Raid6,
     ];
+    /// What this profile means.
+    const fn traits(self) -> Traits {
+        // In this order: copies, parity, sub_stripes, fewest and most stripes, fewest devices,
+        // devices that may be lost.
+        let (copies, parity, sub_stripes, stripes, min_devices, tolerated_losses) = match self {
+            Self::Single => (1, 0, 1, (1, 1), 1, 0),
+            Self::Dup => (2, 0, 1, (2, 2), 1, 0),
+            Self::Raid0 => (1, 0, 1, (1, u16::MAX), 1, 0),
+            Self::Raid1 => (2, 0, 1, (2, 2), 2, 1),
+            Self::Raid1c3 => (3, 0, 1, (3, 3), 3, 2),
+            Self::Raid1c4 => (4, 0, 1, (4, 4), 4, 3),
+            Self::Raid10 => (2, 0, 2, (2, u16::MAX), 2, 1),
+            Self::Raid5 => (1, 1, 1, (2, u16::MAX), 2, 1),
+            Self::Raid6 => (1, 2, 1, (3, u16::MAX), 3, 2),
+        };
+        Traits { copies, parity, sub_stripes, stripes, min_devices, tolerated_losses }
+    }
     /// Name as mkfs and `btrfs` have it, in lower case.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -87,28 +105,68 @@ impl Profile {
     }
     /// Full copies of each byte; parity is not a copy.
     #[must_use]
-    pub fn copies(self) -> u32 {
+    pub const fn copies(self) -> u32 {
+        self.traits().copies as u32
+    }
+    /// Stripes of each row that hold parity: P, or P and Q.
+    #[must_use]
+    pub const fn parity(self) -> u16 {
+        self.traits().parity
+    }
+    /// What the field `sub_stripes` of a chunk has to say. It means something for RAID10 only.
+    #[must_use]
+    pub const fn sub_stripes(self) -> u16 {
+        self.traits().sub_stripes
+    }
+    /// Fewest devices on which a new chunk may be made.
+    #[must_use]
+    pub const fn min_devices(self) -> u16 {
+        self.traits().min_devices
+    }
+    /// Most devices that a chunk can use. [`u16::MAX`]: as many as there are.
+    #[must_use]
+    pub const fn max_devices(self) -> u16 {
         match self {
-            Self::Single | Self::Raid0 | Self::Raid5 | Self::Raid6 => 1,
-            Self::Dup | Self::Raid1 | Self::Raid10 => 2,
-            Self::Raid1c3 => 3,
-            Self::Raid1c4 => 4,
+            // Both copies lie on one device.
+            Self::Dup => 1,
+            _ => self.traits().stripes.1,
         }
+    }
+    /// Devices that may be lost, whichever they are, without losing a byte.
+    #[must_use]
+    pub const fn tolerated_losses(self) -> u16 {
+        self.traits().tolerated_losses
     }
     /// Can a chunk of this profile have `n` stripes?
     #[must_use]
     pub fn fits_stripes(self, n: u16) -> bool {
-        match self {
-            Self::Single => n == 1,
-            Self::Dup | Self::Raid1 => n == 2,
-            Self::Raid1c3 => n == 3,
-            Self::Raid1c4 => n == 4,
-            Self::Raid0 => n >= 1,
-            Self::Raid10 => n >= 2 && n.is_multiple_of(2),
-            Self::Raid5 => n >= 2,
-            Self::Raid6 => n >= 3,
-        }
+        let Traits { sub_stripes, stripes: (least, most), .. } = self.traits();
+        (least..=most).contains(&n) && n.is_multiple_of(sub_stripes)
     }
+    /// Of `n` stripes, those whose contents differ from all others: so many times the length of a
+    /// stripe is the length of the chunk. At least 1, whatever `n` is.
+    #[must_use]
+    pub const fn data_stripes(self, n: u16) -> u16 {
+        let Traits { copies, parity, .. } = self.traits();
+        let data = n.saturating_sub(parity) / copies;
+        if data == 0 { 1 } else { data }
+    }
+    /// Bytes that each of `n` stripes of a chunk of `length` bytes takes on its device.
+    #[must_use]
+    pub const fn stripe_bytes(self, length: u64, n: u16) -> u64 {
+        length / self.data_stripes(n) as u64
+    }
+}
+
+/// What a profile means, in numbers.
+struct Traits {
+    copies: u16,
+    parity: u16,
+    sub_stripes: u16,
+    /// Fewest and most stripes of a chunk.
+    stripes: (u16, u16),
+    min_devices: u16,
+    tolerated_losses: u16,
 }
 
 impl BlockGroupFlags {
@@ -226,6 +284,30 @@ mod tests {
             (BlockGroupFlags::DATA | BlockGroupFlags::METADATA).type_name(),
             "Data+Metadata"
         );
+    }
+
+    #[test]
+    fn stripes_of_each_profile() {
+        use Profile::{Dup, Raid0, Raid1, Raid1c3, Raid1c4, Raid5, Raid6, Raid10, Single};
+        let fit = |p: Profile| (0..9).filter(|n| p.fits_stripes(*n)).collect::<Vec<_>>();
+        let all = [Single, Dup, Raid1, Raid1c3, Raid1c4].map(fit);
+        assert_eq!(all, [[1], [2], [2], [3], [4]]);
+        assert_eq!(fit(Raid0), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(fit(Raid10), [2, 4, 6, 8]);
+        assert_eq!(fit(Raid5), [2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(fit(Raid6), [3, 4, 5, 6, 7, 8]);
+        let data = |p: Profile, n| p.data_stripes(n);
+        assert_eq!([Single, Dup, Raid1, Raid1c3, Raid1c4].map(|p| data(p, fit(p)[0])), [1; 5]);
+        assert_eq!([Raid0, Raid10, Raid5, Raid6].map(|p| data(p, 6)), [6, 3, 5, 4]);
+        assert_eq!([Raid0, Raid10, Raid5, Raid6].map(|p| data(p, fit(p)[0])), [1; 4]);
+        assert_eq!([Raid0, Raid10, Raid5, Raid6].map(|p| data(p, 0)), [1; 4]);
+        assert_eq!(Raid6.stripe_bytes(12 << 16, 6), 3 << 16);
+        for p in Profile::ALL {
+            // As many stripes as the lost devices can have, and one that has the bytes.
+            assert!(p.fits_stripes(p.tolerated_losses() + 1) || p == Dup, "{}", p.name());
+            assert!(p.min_devices() > p.tolerated_losses(), "{}", p.name());
+            assert!(p.max_devices() >= p.min_devices(), "{}", p.name());
+        }
     }
 
     #[test]

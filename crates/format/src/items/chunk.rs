@@ -100,7 +100,7 @@ impl Chunk {
             io_align: 65536,
             io_width: 65536,
             sector_size: SECTOR_SIZE,
-            sub_stripes: if flags.contains(BlockGroupFlags::RAID10) { 2 } else { 1 },
+            sub_stripes: flags.profile().map_or(1, Profile::sub_stripes),
             stripes,
         }
     }
@@ -160,8 +160,10 @@ impl Chunk {
         if !u16::try_from(count).is_ok_and(|n| profile.fits_stripes(n)) {
             return fail(format!("{count} stripes, which {} does not allow", profile.name()));
         }
-        if profile == Profile::Raid10 && self.sub_stripes != 2 {
-            return fail(format!("sub_stripes {}, expected 2 for raid10", self.sub_stripes));
+        let sub_stripes = profile.sub_stripes();
+        if sub_stripes > 1 && self.sub_stripes != sub_stripes {
+            let (is, name) = (self.sub_stripes, profile.name());
+            return fail(format!("sub_stripes {is}, expected {sub_stripes} for {name}"));
         }
         if self.stripe_len != STRIPE_LEN {
             return fail(format!("stripe_len {}, expected {STRIPE_LEN}", self.stripe_len));
@@ -175,7 +177,7 @@ impl Chunk {
         aligned(self.length, WHAT, "length")?;
         for stripe in &self.stripes {
             aligned(stripe.offset.0, WHAT, "stripe offset")?;
-            if stripe.offset.0.checked_add(self.length).is_none() {
+            if stripe.offset.0.checked_add(self.stripe_bytes()).is_none() {
                 return fail(format!("a stripe at {}, which overflows", stripe.offset));
             }
         }
@@ -201,6 +203,12 @@ impl Chunk {
     /// The flags are impossible; never after [`Self::parse`].
     pub fn profile(&self) -> FormatResult<Profile> {
         self.flags.profile()
+    }
+    /// Bytes that each stripe takes on its device.
+    #[must_use]
+    pub fn stripe_bytes(&self) -> u64 {
+        let count = u16::try_from(self.stripes.len()).unwrap_or(u16::MAX);
+        self.profile().map_or(self.length, |p| p.stripe_bytes(self.length, count))
     }
     /// Bytes of the item.
     #[must_use]

@@ -5,8 +5,9 @@
 pub use crate::tuning::Tuning;
 pub use larder_codec::{Packing, PackingError};
 use larder_format::items::{Compression, Timespec};
-use larder_format::{CsumType, Generation, Logical, ObjectId, TreeId};
+use larder_format::{CsumType, DeviceId, Generation, Logical, ObjectId, TreeId};
 use std::cell::Cell;
+use std::fmt;
 
 /// An inode of the file system: the subvolume it is in and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -347,6 +348,8 @@ pub struct OpenOptions {
     /// With `read_only`: open metadata dumps, too. Names and attributes can be read. Data and
     /// targets of links are zeros.
     pub metadata_dump: bool,
+    /// Open a file system of which devices are missing, if the others have everything.
+    pub degraded: bool,
     /// Root of the mount.
     pub subvol: SubvolChoice,
     /// Bytes of memory for clean nodes, dirty nodes and dirty data together.
@@ -378,6 +381,7 @@ impl Default for OpenOptions {
             read_only: false,
             no_log_replay: false,
             metadata_dump: false,
+            degraded: false,
             subvol: SubvolChoice::Default,
             cache_size: 256 << 20,
             commit_interval: Some(std::time::Duration::from_secs(5)),
@@ -423,6 +427,46 @@ pub struct FsInfo {
     pub has_unreplayed_log: bool,
     /// It is a metadata dump, which has no data.
     pub metadata_dump: bool,
+    /// Devices that it is read without.
+    pub missing_devices: Vec<MissingDevice>,
+    /// Devices that are read only where the others do not suffice.
+    pub stale_devices: Vec<StaleDevice>,
+}
+
+/// A device of a file system that was not there when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissingDevice {
+    /// Its number.
+    pub id: DeviceId,
+    /// Its uuid.
+    pub uuid: [u8; 16],
+}
+
+impl fmt::Display for MissingDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {} ({})", self.id, uuid::Uuid::from_bytes(self.uuid))
+    }
+}
+
+/// A device that was away while others were written, or that a power cut has left one commit
+/// behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaleDevice {
+    /// Its number.
+    pub id: DeviceId,
+    /// Its name.
+    pub name: String,
+    /// The last commit that reached it.
+    pub generation: Generation,
+    /// The last commit of the file system.
+    pub newest: Generation,
+}
+
+impl fmt::Display for StaleDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, name, generation, newest } = self;
+        write!(f, "device {id} ({name}) is of generation {generation}, the others of {newest}")
+    }
 }
 
 thread_local! {

@@ -46,7 +46,16 @@ impl Filesystem {
     /// Not btrfs, damaged, unsupported (the error names the feature), in need of a log replay, or a
     /// device error.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
-        let core = Core::open(device, options)?;
+        Self::open_devices(vec![device], options)
+    }
+
+    /// The same for a file system on several devices, given in any order. It can only be read so
+    /// far.
+    ///
+    /// # Errors
+    /// As [`Filesystem::open`]; devices that do not belong together, and missing ones, are named.
+    pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
+        let core = Core::open(devices, options)?;
         if !core.options.no_log_replay {
             crate::log::replay(&core)?;
         }
@@ -179,6 +188,8 @@ impl Filesystem {
             has_unreplayed_log: sb.log_root.get() != 0
                 && !core.log_replayed.load(Ordering::Relaxed),
             metadata_dump: sb.metadata_dump().is_some(),
+            missing_devices: core.missing_devices.clone(),
+            stale_devices: core.stale_devices.clone(),
         }
     }
 

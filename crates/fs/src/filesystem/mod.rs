@@ -6,6 +6,7 @@
 //! and closing are in `lifecycle`.
 
 mod commit_source;
+mod devices;
 mod lifecycle;
 mod open;
 mod stats;

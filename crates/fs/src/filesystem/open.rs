@@ -6,7 +6,8 @@
 //! says the reason.
 
 use super::commit_source::gathered;
-use crate::api::{InodeId, OpenOptions, SubvolChoice};
+use super::devices::Members;
+use crate::api::{InodeId, MissingDevice, OpenOptions, SubvolChoice};
 use crate::budget::Budget;
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
@@ -21,14 +22,12 @@ use crate::tree::{
     BlockReader, Epoch, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,
 };
 use larder_format::features::{CompatRo, Incompat};
-use larder_format::items::{Chunk, DirEntries, parse_sys_array};
+use larder_format::items::{Chunk, DirEntries};
 use larder_format::node::NodeView;
 use larder_format::{
-    CsumType, DeviceId, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId,
-    csum,
+    CsumType, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId, csum,
 };
-use larder_volume::superblock::read_superblock;
-use larder_volume::{Device, Volume, VolumeResult, unflattened};
+use larder_volume::{Assembly, Device, Volume, VolumeResult, unflattened};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -110,30 +109,6 @@ fn writability(
     Ok(read_only)
 }
 
-/// A dump of several devices is as long as what it was made of. Chunks beyond that are refused.
-fn check_length(device: &dyn Device, sb: &Superblock) -> Result<()> {
-    if sb.dev_item.total_bytes.get() <= device.size() || sb.metadata_dump().is_some() {
-        return Ok(());
-    }
-    let what = format!(
-        "the file system is {} bytes long but the device only {}: is the image truncated?",
-        sb.dev_item.total_bytes,
-        device.size()
-    );
-    Err(superblock_error(device, what))
-}
-
-/// The volume, with the chunks that the superblock has itself.
-fn volume(device: &Arc<dyn Device>, sb: &Superblock) -> Result<Volume> {
-    let volume = Volume::new(vec![(DeviceId(sb.dev_item.devid.get()), device.clone())])?;
-    let system =
-        parse_sys_array(sb.sys_chunk_bytes()).map_err(|e| superblock_error(device.as_ref(), e))?;
-    for (key, chunk) in &system {
-        add_chunk(&volume, Logical(key.offset), chunk)?;
-    }
-    Ok(volume)
-}
-
 fn chunk_root(sb: &Superblock) -> Pointer {
     Pointer {
         at: Logical(sb.chunk_root.get()),
@@ -177,10 +152,22 @@ impl Trees<'_> {
     fn at(&self, id: TreeId, root: Pointer) -> Tree {
         Tree::new(id, self.store.clone(), root, Generation(0), self.stats.clone())
     }
-    /// The global trees. All chunks are mapped on the way, because the root tree lies in them.
-    fn load(&self, volume: &Volume, sb: &Superblock) -> Result<Roots> {
+    /// Maps all chunks of the chunk tree. Returns which devices are missing.
+    fn map_chunks(
+        &self,
+        volume: &Volume,
+        sb: &Superblock,
+        members: &Members,
+    ) -> Result<Vec<MissingDevice>> {
+        let chunks = self.at(ObjectId::CHUNK_TREE, chunk_root(sb)).version(self.epochs.enter());
+        let missing = members.compare(&chunks, sb)?;
+        read_chunks(volume, &chunks)?;
+        members.suffice(volume)?;
+        Ok(missing)
+    }
+    /// The global trees. All chunks are mapped, because the root tree lies in them.
+    fn load(&self, sb: &Superblock) -> Result<Roots> {
         let chunk = self.at(ObjectId::CHUNK_TREE, chunk_root(sb));
-        read_chunks(volume, &chunk.version(self.epochs.enter()))?;
         let pointer = Pointer {
             at: Logical(sb.root.get()),
             generation: Generation(sb.generation.get()),
@@ -213,17 +200,21 @@ impl Trees<'_> {
 }
 
 impl Core {
-    /// Opens the file system on one device.
-    pub(crate) fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+    /// Opens the file system on these devices.
+    pub(crate) fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
         let options = Arc::new(options);
-        let device = if options.metadata_dump { unflattened(device) } else { device };
-        let device = crate::watch::device(device);
-        let sb = read_superblock(device.as_ref())?;
-        let read_only = writability(device.as_ref(), &sb, &options)?;
-        check_length(device.as_ref(), &sb)?;
-        let csum = CsumType::from_disk(sb.csum_type.get())
-            .map_err(|e| superblock_error(device.as_ref(), e))?;
-        let volume = Arc::new(volume(&device, &sb)?);
+        let whole = |device| if options.metadata_dump { unflattened(device) } else { device };
+        let devices = devices.into_iter().map(whole).map(crate::watch::device);
+        let found = Assembly::of(devices)?;
+        let sb = found.superblock.clone();
+        let members = Members::new(&found, options.degraded);
+        let first = found.devices[0].device.clone();
+        let device = first.as_ref();
+        let read_only = writability(device, &sb, &options)?;
+        let csum =
+            CsumType::from_disk(sb.csum_type.get()).map_err(|e| superblock_error(device, e))?;
+        let volume = Arc::new(Volume::open(found, members.are_several())?);
+        members.suffice(&volume)?;
         let generation = Generation(sb.generation.get());
         let store = Arc::new(NodeStore::new(
             Arc::new(VolumeReader(volume.clone())),
@@ -236,9 +227,11 @@ impl Core {
         let epochs = Arc::new(Epochs::new());
         let tree_stats = Arc::new(TreeStats::default());
         let trees = Trees { store: &store, stats: &tree_stats, epochs: &epochs };
-        let roots = trees.load(&volume, &sb)?;
+        let missing_devices = trees.map_chunks(&volume, &sb, &members)?;
+        let roots = trees.load(&sb)?;
         if read_only.is_none() {
-            check_finished(device.as_ref(), &roots, &epochs.enter())?;
+            volume.may_be_written()?;
+            check_finished(device, &roots, &epochs.enter())?;
         }
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
@@ -255,6 +248,8 @@ impl Core {
             volume,
             options,
             read_only,
+            missing_devices,
+            stale_devices: members.stale(),
             superblock: Mutex::new(sb),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),

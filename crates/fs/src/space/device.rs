@@ -102,7 +102,7 @@ impl DeviceSpace {
         for chunk in self.chunks.values() {
             for stripe in chunk.stripes.iter().filter(|s| s.devid == self.id) {
                 stripes += 1;
-                if self.taken.get(&stripe.offset) != Some(&chunk.length) {
+                if self.taken.get(&stripe.offset) != Some(&chunk.stripe_bytes()) {
                     return Err(wrong(
                         stripe.offset,
                         "chunk's stripe has no device extent of its length",
@@ -140,8 +140,8 @@ impl DeviceSpace {
     /// A chunk was made.
     pub(super) fn add(&mut self, start: Logical, chunk: Chunk) {
         for stripe in &chunk.stripes {
-            self.taken.insert(stripe.offset, chunk.length);
-            self.told.take(stripe.offset, chunk.length);
+            self.taken.insert(stripe.offset, chunk.stripe_bytes());
+            self.told.take(stripe.offset, chunk.stripe_bytes());
         }
         self.chunks.insert(start, chunk);
     }

@@ -7,7 +7,7 @@
 //! Here are the few services that join the parts: reserving, checking whether writing is still
 //! allowed, asking for commits.
 
-use crate::api::{OpenOptions, Timestamp};
+use crate::api::{MissingDevice, OpenOptions, StaleDevice, Timestamp};
 use crate::budget::Budget;
 use crate::completion::{self, Completion};
 use crate::error::{Error, Result};
@@ -41,6 +41,10 @@ pub(crate) struct Ground {
     pub(crate) tree_stats: Arc<TreeStats>,
     /// Why the file system is read-only from the start, if it is.
     pub(crate) read_only: Option<String>,
+    /// Devices that were missing when it was opened.
+    pub(crate) missing_devices: Vec<MissingDevice>,
+    /// Devices that were behind the others.
+    pub(crate) stale_devices: Vec<StaleDevice>,
     pub(crate) fake_time: AtomicU64,
     pub(crate) published: AtomicU64,
     /// The superblock that a commit wrote last, without a log. Held while a superblock is written.

@@ -11,8 +11,7 @@ use larder_format::node::NodeView;
 use larder_format::{
     CsumType, Key, KeyType, Logical, ObjectId, Physical, SUPER_OFFSETS, Superblock, TreeId,
 };
-use larder_volume::superblock::read_superblock;
-use larder_volume::{MappedChunk, Volume};
+use larder_volume::{Assembly, Device, MappedChunk, Volume};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -65,8 +64,9 @@ impl Survey {
     pub fn new(mut image: Image) -> Result<Self, String> {
         image.freeze();
         let device = Arc::new(HostileDevice::new(image.clone()));
-        let sb = read_superblock(&*device).map_err(|e| e.to_string())?;
-        let volume = Volume::open(device.clone(), &sb).map_err(|e| e.to_string())?;
+        let found = Assembly::of([device as Arc<dyn Device>]).map_err(|e| e.to_string())?;
+        let sb = found.superblock.clone();
+        let volume = Volume::open(found, false).map_err(|e| e.to_string())?;
         let mut this = Self {
             nodesize: sb.nodesize() as usize,
             csum: sb.csum_type(),

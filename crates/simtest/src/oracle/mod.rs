@@ -25,6 +25,7 @@
 //! written to FILE, which is how `make test` lists them at its end.
 
 mod dedupe;
+mod device_set;
 mod dump;
 mod engine_tree;
 mod fixture;
@@ -40,6 +41,7 @@ mod tree;
 mod verdict;
 
 pub use dedupe::dedupe_range;
+pub use device_set::DeviceSet;
 pub use dump::{flat_dump, metadata_dump};
 pub use engine_tree::EngineTree;
 pub use fixture::{Fixture, colliding_names, populate};

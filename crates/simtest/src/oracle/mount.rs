@@ -76,6 +76,8 @@ pub struct KernelMount {
     /// Mount point; removed with `remove_dir`, which cannot take a mounted tree with it.
     dir: Option<PathBuf>,
     device: LoopDevice,
+    /// The other devices of the file system.
+    others: Vec<LoopDevice>,
     log: Option<File>,
     /// The mount exists in the namespace of the thread that made it.
     _not_send: PhantomData<*const ()>,
@@ -108,6 +110,14 @@ impl KernelMount {
     /// # Errors
     /// As [`KernelMount::image`].
     pub fn device(device: LoopDevice, options: &str) -> Result<Self> {
+        Self::devices(device, Vec::new(), options)
+    }
+
+    /// Mounts a file system that spans several loop devices. Complaints are those about the first.
+    ///
+    /// # Errors
+    /// As [`KernelMount::image`].
+    pub fn devices(device: LoopDevice, others: Vec<LoopDevice>, options: &str) -> Result<Self> {
         enter_private_namespace().context("cannot make a private mount namespace")?;
         let dir = tempfile::Builder::new()
             .prefix("larder-mnt-")
@@ -115,10 +125,11 @@ impl KernelMount {
             .context("no mount point")?
             .keep();
         let mut log = open_log();
-        let (flags, data) = split_options(options);
+        let named = others.iter().map(|d| format!(",device={}", d.path().display()));
+        let (flags, data) = split_options(&format!("{options}{}", named.collect::<String>()));
         let data = CString::new(data)?;
         match rustix::mount::mount(device.path(), &dir, c"btrfs", flags, data.as_c_str()) {
-            Ok(()) => Ok(Self { dir: Some(dir), device, log, _not_send: PhantomData }),
+            Ok(()) => Ok(Self { dir: Some(dir), device, others, log, _not_send: PhantomData }),
             Err(errno) => {
                 let _ = std::fs::remove_dir(&dir);
                 let messages =
@@ -183,8 +194,14 @@ impl KernelMount {
             self.device.name()
         );
         let complaints = self.complaints();
-        forget_device(self.device.path());
+        self.forget_devices();
         Ok(complaints)
+    }
+
+    fn forget_devices(&self) {
+        for device in std::iter::once(&self.device).chain(&self.others) {
+            forget_device(device.path());
+        }
     }
 
     /// Unmounts and demands that the kernel had nothing to complain about.
@@ -208,7 +225,7 @@ impl Drop for KernelMount {
             // name.
             let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
             let _ = std::fs::remove_dir(dir);
-            forget_device(self.device.path());
+            self.forget_devices();
         }
     }
 }

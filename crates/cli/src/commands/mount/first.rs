@@ -139,6 +139,7 @@ fn open_and_mount(
         read_only: wishes.read_only,
         no_log_replay: wishes.no_log_replay,
         metadata_dump: false,
+        degraded: false,
         subvol: wishes.subvol.clone(),
         cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
         commit_interval: Some(wishes.commit),

@@ -163,7 +163,7 @@ impl Allocator {
         }
         for (_, chunk) in removed {
             for stripe in &chunk.stripes {
-                self.discards.discard_stripe(stripe.devid, stripe.offset, chunk.length);
+                self.discards.discard_stripe(stripe.devid, stripe.offset, chunk.stripe_bytes());
             }
         }
         let mut device = self.device.lock();

@@ -121,7 +121,7 @@ impl<'a> Committer<'a> {
                 chunk_tree: U64::new(ObjectId::CHUNK_TREE.0),
                 chunk_objectid: U64::new(256),
                 chunk_offset: U64::new(run.start.0),
-                length: U64::new(run.len),
+                length: U64::new(group.chunk.stripe_bytes()),
                 chunk_tree_uuid: format.chunk_tree_uuid,
             };
             self.ops(&ground.roots.dev).insert(&key, item.as_bytes())?;
@@ -132,7 +132,7 @@ impl<'a> Committer<'a> {
         if let Some(tree) = &ground.roots.free_space {
             free_space_tree::new_group(&mut self.ops(tree), run, &[])?;
         }
-        let added: u64 = group.chunk.stripes.len() as u64 * run.len;
+        let added: u64 = group.chunk.stripes.len() as u64 * group.chunk.stripe_bytes();
         self.change_device_bytes(i128::from(added))
     }
 
@@ -151,7 +151,7 @@ impl<'a> Committer<'a> {
             }
             let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, run.start.0);
             self.ops(&ground.roots.chunk).delete(&key)?;
-            let gone: u64 = chunk.stripes.len() as u64 * run.len;
+            let gone: u64 = chunk.stripes.len() as u64 * chunk.stripe_bytes();
             self.change_device_bytes(-i128::from(gone))?;
             self.removed.push((run, chunk));
         }

@@ -1,0 +1,262 @@
+//! Every profile is read back from devices that a plain model of it has filled, in each way there
+//! is, and with as many devices lost as the profile tolerates.
+
+use larder_format::items::{BlockGroupFlags, Profile};
+use larder_format::{DeviceId, Generation, Logical, Physical, Superblock};
+use larder_volume::parity::{p_of, q_of};
+use larder_volume::{Assembly, Device, Found, MappedChunk, Stripe, Volume};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use zerocopy::FromZeros;
+
+const K64: usize = 65536;
+const START: Logical = Logical(1 << 20);
+/// Where the stripe begins on each device.
+const PLACE: u64 = 3 << 20;
+
+/// A device in memory, which can be made to fail.
+#[derive(Debug)]
+struct Memory {
+    bytes: Mutex<Vec<u8>>,
+    fails: AtomicBool,
+}
+
+impl Device for Memory {
+    fn name(&self) -> String {
+        "memory".into()
+    }
+    fn size(&self) -> u64 {
+        self.bytes.lock().unwrap().len() as u64
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("lost"));
+        }
+        buf.copy_from_slice(&self.bytes.lock().unwrap()[at.0 as usize..][..buf.len()]);
+        Ok(())
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+        self.bytes.lock().unwrap()[at.0 as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A volume with one chunk, what the chunk holds, and its devices.
+struct Case {
+    profile: Profile,
+    volume: Volume,
+    devices: Vec<Arc<Memory>>,
+    data: Vec<u8>,
+}
+
+impl Case {
+    fn new(profile: Profile, stripes: usize, rows: usize) -> Self {
+        let columns = usize::from(profile.data_stripes(stripes as u16));
+        let mut data = vec![0; rows * columns * K64];
+        fastrand::Rng::with_seed(stripes as u64).fill(&mut data);
+        let device = || {
+            let bytes = Mutex::new(vec![0xa5; PLACE as usize + rows * K64]);
+            Arc::new(Memory { bytes, fails: AtomicBool::new(false) })
+        };
+        let devices: Vec<Arc<Memory>> = (0..stripes).map(|_| device()).collect();
+        let member =
+            |(n, d): (usize, &Arc<Memory>)| (DeviceId(n as u64 + 1), d.clone() as Arc<dyn Device>);
+        let volume = Volume::new(devices.iter().enumerate().map(member).collect()).unwrap();
+        let stripe = |n| Stripe { device: DeviceId(n as u64 + 1), at: Physical(PLACE) };
+        let chunk = MappedChunk {
+            start: START,
+            length: data.len() as u64,
+            kind: (BlockGroupFlags::METADATA | profile.flag()).bits(),
+            stripes: (0..stripes).map(stripe).collect(),
+        };
+        volume.add_chunk(chunk).unwrap();
+        let case = Self { profile, volume, devices, data };
+        for row in 0..rows {
+            for (n, device) in case.devices.iter().enumerate() {
+                let at = Physical(PLACE + (row * K64) as u64);
+                device.write_at(at, &case.stored(row, n)).unwrap();
+            }
+        }
+        case
+    }
+
+    /// What stripe `n` holds in a row.
+    fn stored(&self, row: usize, n: usize) -> Vec<u8> {
+        let element = |i: usize| &self.data[i * K64..(i + 1) * K64];
+        let stripes = self.devices.len();
+        let turned = (n + stripes - row % stripes) % stripes;
+        let parity = |make: fn(&[&[u8]], &mut [u8]), columns: usize| {
+            let all: Vec<&[u8]> = (0..columns).map(|c| element(row * columns + c)).collect();
+            let mut out = vec![0; K64];
+            make(&all, &mut out);
+            out
+        };
+        match self.profile {
+            Profile::Raid0 => element(row * stripes + n).to_vec(),
+            Profile::Raid10 => element(row * (stripes / 2) + n / 2).to_vec(),
+            Profile::Raid5 if turned == stripes - 1 => parity(p_of, stripes - 1),
+            Profile::Raid5 => element(row * (stripes - 1) + turned).to_vec(),
+            Profile::Raid6 if turned == stripes - 2 => parity(p_of, stripes - 2),
+            Profile::Raid6 if turned == stripes - 1 => parity(q_of, stripes - 2),
+            Profile::Raid6 => element(row * (stripes - 2) + turned).to_vec(),
+            _ => element(row).to_vec(),
+        }
+    }
+
+    /// Can every sector be read by one of the ways there are? None may read anything else.
+    fn is_readable(&self) -> bool {
+        let mut all = true;
+        for at in (0..self.data.len()).step_by(16384) {
+            let mut good = 0;
+            let here = START.plus(at as u64);
+            for copy in 0..self.volume.copies(here).unwrap() {
+                let mut block = vec![0; 16384];
+                if self.volume.read_block(here, &mut block, copy).is_ok() {
+                    assert!(block == self.data[at..at + 16384], "{at} by way {copy}");
+                    good += 1;
+                }
+            }
+            all &= good > 0;
+        }
+        all
+    }
+
+    /// A volume of the same devices without some, of which others are stale.
+    fn degraded(&self, lost: &[usize], stale: &[usize]) -> Volume {
+        let mut superblock = Box::new(Superblock::new_zeroed());
+        superblock.set_generation(Generation(9));
+        superblock.num_devices.set(self.devices.len() as u64);
+        let member = |n: usize| Found {
+            id: DeviceId(n as u64 + 1),
+            uuid: uuid::Uuid::from_u128(n as u128),
+            generation: Generation(if stale.contains(&n) { 8 } else { 9 }),
+            device: self.devices[n].clone(),
+        };
+        let here = (0..self.devices.len()).filter(|n| !lost.contains(n));
+        let assembly = Assembly { superblock, devices: here.map(member).collect() };
+        let volume = Volume::open(assembly, !lost.is_empty()).unwrap();
+        volume.add_chunk(self.volume.map().chunks().remove(0)).unwrap();
+        volume
+    }
+
+    /// Is the first copy of everything right?
+    fn first_copies_are_right(&self, volume: &Volume) -> bool {
+        let mut back = vec![0; self.data.len()];
+        volume.read(START, &mut back, 0).is_ok() && back == self.data
+    }
+
+    fn lose(&self, which: &[usize]) {
+        for (n, device) in self.devices.iter().enumerate() {
+            device.fails.store(which.contains(&n), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Each profile with each number of stripes up to six.
+fn cases() -> impl Iterator<Item = Case> {
+    Profile::ALL.into_iter().flat_map(|profile| {
+        (1..=6).filter(move |n| profile.fits_stripes(*n)).map(move |n| {
+            let rows = if profile.parity() > 0 { usize::from(n) + 1 } else { 2 };
+            Case::new(profile, n.into(), rows)
+        })
+    })
+}
+
+#[test]
+fn every_way_reads_the_same() {
+    for case in cases() {
+        let (name, stripes) = (case.profile.name(), case.devices.len());
+        for copy in 0..case.volume.copies(START).unwrap() {
+            // Across elements, and not from the beginning of one.
+            let mut back = vec![0; case.data.len() - 4096 - 512];
+            case.volume.read(START.plus(512), &mut back, copy).unwrap();
+            assert!(back == case.data[512..case.data.len() - 4096], "{name} of {stripes}, {copy}");
+        }
+        assert!(case.is_readable());
+    }
+}
+
+/// Every set of numbers below `n`.
+fn sets(n: usize) -> impl Iterator<Item = Vec<usize>> {
+    (0..1usize << n).map(move |bits| (0..n).filter(|n| bits >> n & 1 == 1).collect())
+}
+
+#[test]
+fn as_many_devices_as_tolerated_may_be_lost() {
+    for case in cases() {
+        let stripes = case.devices.len();
+        let tolerated = usize::from(case.profile.tolerated_losses());
+        for lost in sets(stripes).filter(|lost| lost.len() <= tolerated + 1) {
+            case.lose(&lost);
+            let readable = case.is_readable();
+            let name = case.profile.name();
+            if lost.len() <= tolerated {
+                assert!(readable, "{name} of {stripes} without {lost:?}");
+            } else if case.profile != Profile::Raid10 && case.profile != Profile::Dup {
+                assert!(!readable, "{name} of {stripes} without {lost:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_is_not_asked_first() {
+    for case in cases().filter(|case| case.profile != Profile::Dup) {
+        let (name, stripes) = (case.profile.name(), case.devices.len());
+        let tolerated = usize::from(case.profile.tolerated_losses());
+        for lost in sets(stripes).filter(|lost| lost.len() < stripes) {
+            let volume = case.degraded(&lost, &[]);
+            let found = volume.first_lost(|_| true);
+            let right = case.first_copies_are_right(&volume);
+            assert_eq!(right, found.is_none(), "{name} of {stripes} without {lost:?}");
+            assert!(right || lost.len() > tolerated, "{name} of {stripes} without {lost:?}");
+            if let Some((_, missing)) = found {
+                let missing: Vec<usize> = missing.iter().map(|id| id.0 as usize - 1).collect();
+                assert_eq!(missing, lost);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_stale_is_not_asked_first() {
+    for case in cases().filter(|case| case.profile != Profile::Dup) {
+        let tolerated = usize::from(case.profile.tolerated_losses());
+        for stale in sets(case.devices.len()).filter(|stale| stale.len() <= tolerated) {
+            let volume = case.degraded(&[], &stale);
+            assert!(volume.first_lost(|_| true).is_none());
+            case.lose(&stale);
+            assert!(case.first_copies_are_right(&volume), "{} {stale:?}", case.profile.name());
+            case.lose(&[]);
+            // Its own turn comes, too.
+            let copies = volume.copies(START).unwrap();
+            let good = (0..copies).filter(|copy| {
+                let mut back = vec![0; 4096];
+                volume.read_block(START, &mut back, *copy).is_ok() && back == case.data[..4096]
+            });
+            assert_eq!(good.count(), copies);
+        }
+    }
+}
+
+#[test]
+fn what_has_parity_is_not_written() {
+    let case = Case::new(Profile::Raid5, 3, 1);
+    let (data, slices) = ([0; 4096], [io::IoSlice::new(&[0; 4096])]);
+    assert!(case.volume.may_be_written().is_err());
+    assert!(case.volume.write(START, &data).is_err());
+    assert!(case.volume.write_vectored(START, &slices).is_err());
+    assert!(case.volume.write_batch(&[(START, &slices)])[0].is_err());
+    assert!(case.volume.discard(START, 4096).is_err());
+    assert!(case.is_readable());
+    let refused = Case::new(Profile::Raid0, 1, 1).volume.may_be_written().unwrap_err();
+    assert!(refused.to_string().contains("raid0, which can only be read"), "{refused}");
+    Case::new(Profile::Single, 1, 1).volume.may_be_written().unwrap();
+}
