@@ -276,6 +276,7 @@ pub(crate) const HOUSES: &[House] = &[
             "image",
             "target",
             "subvolumes",
+            "streams",
             "files",
             "copy",
             "raw",
