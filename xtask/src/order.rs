@@ -92,6 +92,7 @@ pub(crate) const HOUSES: &[House] = &[
             "image",
             "mounted",
             "apply",
+            "ahead",
             "subvolume",
             "receiver",
         ]),
