@@ -103,6 +103,7 @@ pub(crate) const HOUSES: &[House] = &[
             "image",
             "mounted",
             "apply",
+            "ahead",
             "subvolume",
             "receiver",
         ]),

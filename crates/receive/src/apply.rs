@@ -41,14 +41,15 @@ pub(crate) fn apply<D: Destination>(
     let at = StreamPath::new;
     let entry = StreamPath::entry;
     match *command {
-        Command::Mkfile { path, .. } => to.make(entry(path)?, &Node::File),
-        Command::Mkdir { path, .. } => to.make(entry(path)?, &Node::Directory),
-        Command::Mkfifo { path, .. } => to.make(entry(path)?, &Node::Fifo),
-        Command::Mksock { path, .. } => to.make(entry(path)?, &Node::Socket),
-        Command::Mknod { path, rdev, mode, .. } => {
-            to.make(entry(path)?, &device(rdev, Mode(mode))?)
+        Command::Mkfile { path, .. }
+        | Command::Mkdir { path, .. }
+        | Command::Mkfifo { path, .. }
+        | Command::Mksock { path, .. }
+        | Command::Mknod { path, .. }
+        | Command::Symlink { path, .. } => {
+            let node = node(command)?.ok_or(Refused::Value("it makes nothing"))?;
+            to.make(entry(path)?, &node)
         }
-        Command::Symlink { path, target, .. } => to.make(entry(path)?, &Node::Symlink { target }),
         Command::Rename { path, to: new } => to.rename(entry(path)?, entry(new)?),
         Command::Link { path, target } => to.link(entry(path)?, entry(target)?),
         Command::Unlink { path } => to.unlink(entry(path)?),
@@ -81,6 +82,39 @@ pub(crate) fn apply<D: Destination>(
         Command::Fileattr { path, .. } => at(path).map(drop).map_err(Into::into),
         Command::Subvol { .. } | Command::Snapshot { .. } | Command::End {} => Ok(()),
     }
+}
+
+/// Does a command make an inode?
+pub(crate) fn makes(command: &Command<'_>) -> bool {
+    !matches!(node(command), Ok(None))
+}
+
+/// The inode that a command makes; nothing if it makes none.
+fn node<'c>(command: &Command<'c>) -> Result<Option<Node<'c>>, Refused> {
+    Ok(Some(match *command {
+        Command::Mkfile { .. } => Node::File,
+        Command::Mkdir { .. } => Node::Directory,
+        Command::Mkfifo { .. } => Node::Fifo,
+        Command::Mksock { .. } => Node::Socket,
+        Command::Mknod { rdev, mode, .. } => device(rdev, Mode(mode))?,
+        Command::Symlink { target, .. } => Node::Symlink { target },
+        _ => return Ok(None),
+    }))
+}
+
+/// Applies a command that makes an inode, and the next one, which renames it. `false`: nothing was
+/// done. They have to be applied one by one then, also to find out what is wrong with them.
+pub(crate) fn apply_both<D: Destination>(
+    to: &mut D,
+    make: &Command<'_>,
+    rename: &Command<'_>,
+) -> bool {
+    let Command::Rename { path, to: name } = *rename else { return false };
+    let (Ok(Some(node)), true) = (node(make), make.path() == Some(path)) else { return false };
+    let (Ok(path), Ok(name)) = (StreamPath::entry(path), StreamPath::entry(name)) else {
+        return false;
+    };
+    to.make_as(path, &node, name).unwrap_or(false)
 }
 
 /// A mode as a stream has it.

@@ -151,6 +151,16 @@ pub trait Destination {
 
     /// Makes an inode. It belongs to the caller until the stream says otherwise.
     fn make(&mut self, path: StreamPath<'_>, node: &Node<'_>) -> BoxResult<()>;
+    /// Makes an inode as if it were made at `path` and then renamed to `name`, where nothing is
+    /// yet. `false` or an error: nothing was done, and the caller does both.
+    fn make_as(
+        &mut self,
+        _path: StreamPath<'_>,
+        _node: &Node<'_>,
+        _name: StreamPath<'_>,
+    ) -> BoxResult<bool> {
+        Ok(false)
+    }
     /// Renames an entry, over what has the new name.
     fn rename(&mut self, from: StreamPath<'_>, to: StreamPath<'_>) -> BoxResult<()>;
     /// Makes a further name, `path`, of `target`.

@@ -10,13 +10,18 @@ use crate::destination::{
 };
 use crate::path::StreamPath;
 use crate::record::ATTRIBUTE;
-use larder_format::items::Timespec;
+use larder_format::items::{InodeFlags, Timespec};
 use larder_format::{Generation, ObjectId};
 use larder_fs::{
     Attr, EncodedData, Error, Fallocate, FileKind, Filesystem, InodeId, NewInode, RenameMode,
     SetAttr, SetTime, SubvolInfo, Timestamp, XattrMode,
 };
 use std::ops::Range;
+
+/// Flags of the property `btrfs.compression`.
+const COMPRESSION: InodeFlags = InodeFlags::COMPRESS.union(InodeFlags::NOCOMPRESS);
+/// Flags that what is made in a directory has as well.
+const PASSED_ON: InodeFlags = COMPRESSION.union(InodeFlags::NODATACOW);
 
 /// A path, and the inode that it leads to.
 #[derive(Debug, Default)]
@@ -91,6 +96,10 @@ impl<'a> ImageDir<'a> {
     }
 
     fn dir_id(&mut self, path: StreamPath<'_>) -> BoxResult<InodeId> {
+        // The root is asked for between others: what is remembered of them stays.
+        if path == StreamPath::ROOT {
+            return Ok(self.root);
+        }
         if let Some(id) = self.dir.get(path) {
             return Ok(id);
         }
@@ -115,6 +124,32 @@ impl<'a> ImageDir<'a> {
         let id = self.id(path)?;
         self.fs.setattr(id, changes)?;
         Ok(())
+    }
+
+    /// Does what is made in a directory get flags from it?
+    fn passes_on(&self, dir: InodeId) -> BoxResult<bool> {
+        let flags = InodeFlags::from_bits_retain(self.fs.getattr(dir)?.flags);
+        Ok(flags.intersects(PASSED_ON))
+    }
+
+    fn new_node<'n>(&self, node: &Node<'n>) -> NewInode<'n> {
+        match *node {
+            Node::File => self.new_inode(FileKind::Regular, 0o600),
+            Node::Directory => self.new_inode(FileKind::Directory, 0o700),
+            Node::Symlink { target } => {
+                NewInode { target, ..self.new_inode(FileKind::Symlink, 0o777) }
+            }
+            Node::Fifo => self.new_inode(FileKind::Fifo, 0o600),
+            Node::Socket => self.new_inode(FileKind::Socket, 0o600),
+            Node::CharDevice { major, minor } => NewInode {
+                rdev: device(major, minor),
+                ..self.new_inode(FileKind::CharDevice, 0o600)
+            },
+            Node::BlockDevice { major, minor } => NewInode {
+                rdev: device(major, minor),
+                ..self.new_inode(FileKind::BlockDevice, 0o600)
+            },
+        }
     }
 
     fn new_inode<'n>(&self, kind: FileKind, perm: u32) -> NewInode<'n> {
@@ -236,26 +271,31 @@ impl Destination for ImageDir<'_> {
 
     fn make(&mut self, path: StreamPath<'_>, node: &Node<'_>) -> BoxResult<()> {
         let (dir, name) = self.place(path)?;
-        let new = match *node {
-            Node::File => self.new_inode(FileKind::Regular, 0o600),
-            Node::Directory => self.new_inode(FileKind::Directory, 0o700),
-            Node::Symlink { target } => {
-                NewInode { target, ..self.new_inode(FileKind::Symlink, 0o777) }
-            }
-            Node::Fifo => self.new_inode(FileKind::Fifo, 0o600),
-            Node::Socket => self.new_inode(FileKind::Socket, 0o600),
-            Node::CharDevice { major, minor } => NewInode {
-                rdev: device(major, minor),
-                ..self.new_inode(FileKind::CharDevice, 0o600)
-            },
-            Node::BlockDevice { major, minor } => NewInode {
-                rdev: device(major, minor),
-                ..self.new_inode(FileKind::BlockDevice, 0o600)
-            },
-        };
-        let made = self.fs.create(dir, name, &new)?;
+        let made = self.fs.create(dir, name, &self.new_node(node))?;
+        // The stream says how a file is compressed, and its directory here has no say in it.
+        let flags = InodeFlags::from_bits_retain(made.flags);
+        if flags.intersects(COMPRESSION) {
+            let flags = Some((flags - COMPRESSION).bits());
+            self.fs.setattr(made.id, &SetAttr { flags, ..SetAttr::default() })?;
+        }
         self.entry.set(path, made.id);
         Ok(())
+    }
+
+    fn make_as(
+        &mut self,
+        path: StreamPath<'_>,
+        node: &Node<'_>,
+        name: StreamPath<'_>,
+    ) -> BoxResult<bool> {
+        let (first, (dir, last)) = (self.place(path)?, self.place(name)?);
+        let is_free = matches!(self.fs.lookup(first.0, first.1), Err(Error::NotFound));
+        if !is_free || self.passes_on(first.0)? || self.passes_on(dir)? {
+            return Ok(false);
+        }
+        let made = self.fs.create(dir, last, &self.new_node(node))?;
+        self.entry.set(name, made.id);
+        Ok(true)
     }
 
     fn rename(&mut self, from: StreamPath<'_>, to: StreamPath<'_>) -> BoxResult<()> {

@@ -20,9 +20,11 @@
 //! | `image` | receiving into an image, through the engine |
 //! | `mounted` | receiving into a directory of a mount, through system calls |
 //! | `apply` | what each command does |
+//! | `ahead` | how the stream is read while it is applied |
 //! | `subvolume` | how a subvolume begins, goes on after an end, and becomes complete |
 //! | `receiver` | the loop over commands; which errors end it |
 
+mod ahead;
 mod apply;
 pub mod destination;
 mod error;

@@ -1,20 +1,25 @@
 //! The loop: commands from the stream to the destination, subvolume by subvolume.
 //!
-//! A stream is read from its beginning in any case. What a subvolume has already is skipped, after
-//! its checksums were compared. An error of the stream ends the loop. An error of a command ends it
-//! when as many have occurred as the caller permits. Either way the subvolume notes its position.
+//! A stream is read from its beginning in any case, by a thread of its own ([`Ahead`]). What a
+//! subvolume has already is skipped, after its checksums were compared. An error of the stream ends
+//! the loop. An error of a command ends it when as many have occurred as the caller permits. Either
+//! way the subvolume notes its position.
 
-use crate::apply::{How, apply};
+use crate::ahead::Ahead;
+use crate::apply::{How, apply, apply_both, makes};
 use crate::destination::{BoxResult, Destination, Sent};
 use crate::error::{Error, Failure, Refused, Taken, shown, uuid};
 use crate::path::check_name;
 use crate::record::Position;
 use crate::subvolume::{self, Start, failing};
 use larder_format::csum::crc32c_raw;
-use larder_stream::{Command, Frame, StreamReader};
+use larder_stream::Command;
 use std::collections::HashMap;
 use std::io::Read;
 use std::time::{Duration, Instant};
+
+/// A command, with the bytes where they were read.
+type Frame<'a> = larder_stream::Frame<&'a [u8]>;
 
 /// How to receive.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +35,9 @@ pub struct Options {
     /// Commands between checkpoints, if these are to be counted, too.
     pub checkpoint_commands: Option<u64>,
 }
+
+/// Commands after which the clock is looked at.
+const LOOK_AFTER: u64 = 64;
 
 impl Default for Options {
     fn default() -> Self {
@@ -53,7 +61,7 @@ pub trait Observer {
     fn at(&mut self, _offset: u64) {}
     /// A command failed, and receiving goes on.
     fn failed(&mut self, _failure: &Failure) {}
-    /// Is receiving to end?
+    /// Is receiving to end? Asked before each command, and while none comes.
     fn stop(&self) -> bool {
         false
     }
@@ -94,8 +102,10 @@ struct Current<S> {
     /// Commands up to here are not applied.
     skip: Skip,
     checkpoint: Instant,
-    /// Position of the last checkpoint, and their number.
+    /// Position of the last checkpoint, that at which the clock was looked at last, and the number
+    /// of checkpoints.
     checkpoint_at: u64,
+    looked_at: u64,
     checkpoints: u64,
 }
 
@@ -125,12 +135,12 @@ struct Receiver<'a, D: Destination> {
 /// See [`Error`]. What is complete stays; the subvolume that was being received stays as well, and
 /// [`Options::resume`] goes on with it.
 pub fn receive<D: Destination>(
-    input: impl Read,
+    input: impl Read + Send + 'static,
     to: &mut D,
     options: &Options,
     observer: &mut dyn Observer,
 ) -> Result<Summary, Error> {
-    let mut reader = StreamReader::new(input);
+    let mut stream = Ahead::begin(input)?;
     let mut receiver = Receiver {
         to,
         options,
@@ -139,28 +149,57 @@ pub fn receive<D: Destination>(
         known: HashMap::new(),
         summary: Summary::default(),
     };
-    let done = receiver.run(&mut reader);
+    let done = receiver.run(&mut stream);
     if done.is_err() {
         receiver.leave();
     }
-    receiver.summary.bytes = reader.offset();
+    receiver.summary.bytes = stream.bytes();
     done.map(|()| receiver.summary)
 }
 
 impl<D: Destination> Receiver<'_, D> {
-    fn run(&mut self, reader: &mut StreamReader<impl Read>) -> Result<(), Error> {
-        let mut frame = Frame::default();
-        while reader.read(&mut frame)? {
+    fn run(&mut self, stream: &mut Ahead) -> Result<(), Error> {
+        while stream.wait(|| self.observer.stop())? {
             if self.observer.stop() {
                 return Err(Error::Interrupted);
             }
-            self.command(&frame)?;
-            self.observer.at(reader.offset());
+            if self.pair(stream)? {
+                stream.pass();
+            } else {
+                let frame = stream.get(0).expect("it was waited for");
+                self.command(&frame)?;
+                self.observer.at(frame.end());
+            }
+            stream.pass();
         }
         self.complete()
     }
 
-    fn command(&mut self, frame: &Frame) -> Result<(), Error> {
+    /// Applies two commands as one, if the first makes an inode under a name of the stream's own,
+    /// and the second gives it its name. Most inodes come so. `false`: nothing was done.
+    fn pair(&mut self, stream: &mut Ahead) -> Result<bool, Error> {
+        let applies = self.current.as_ref().is_some_and(|c| c.skip == Skip::Nothing);
+        let first = stream.get(0).expect("it was waited for");
+        if !applies || !makes(&first.command()?) {
+            return Ok(false);
+        }
+        // What ends the stream here is for the next command to say.
+        let _ = stream.look_ahead(|| self.observer.stop());
+        let first = stream.get(0).expect("it was waited for");
+        let Some(second) = stream.get(1) else { return Ok(false) };
+        let (Ok(make), Ok(name)) = (first.command(), second.command()) else { return Ok(false) };
+        self.observer.at(first.end());
+        if self.observer.stop() || !apply_both(self.to, &make, &name) {
+            return Ok(false);
+        }
+        self.observer.at(second.end());
+        self.applied(&first);
+        self.applied(&second);
+        self.checkpoint()?;
+        Ok(true)
+    }
+
+    fn command(&mut self, frame: &Frame<'_>) -> Result<(), Error> {
         let command = frame.command()?;
         match command {
             Command::Subvol { path, uuid, ctransid } => {
@@ -178,7 +217,7 @@ impl<D: Destination> Receiver<'_, D> {
     /// Begins a subvolume, after the one before it has been completed.
     fn begin(
         &mut self,
-        frame: &Frame,
+        frame: &Frame<'_>,
         name: &[u8],
         sent: Sent,
         parent: Option<Sent>,
@@ -214,6 +253,7 @@ impl<D: Destination> Receiver<'_, D> {
             skip,
             checkpoint: Instant::now(),
             checkpoint_at: 0,
+            looked_at: 0,
             checkpoints: 0,
         };
         self.current = Some(current);
@@ -245,7 +285,7 @@ impl<D: Destination> Receiver<'_, D> {
     }
 
     /// A command that changes the subvolume.
-    fn change(&mut self, frame: &Frame, command: &Command<'_>) -> Result<(), Error> {
+    fn change(&mut self, frame: &Frame<'_>, command: &Command<'_>) -> Result<(), Error> {
         let Some(current) = &mut self.current else {
             return Err(failure(frame, Refused::NoSubvolume.into()).into());
         };
@@ -267,10 +307,15 @@ impl<D: Destination> Receiver<'_, D> {
         if let Err(e) = done {
             self.failed(failure(frame, e))?;
         }
+        self.applied(frame);
+        self.checkpoint()
+    }
+
+    /// A command was applied, or failed.
+    fn applied(&mut self, frame: &Frame<'_>) {
         let current = self.current.as_mut().expect("it was there");
         current.received.applied += 1;
         current.at.pass(frame);
-        self.checkpoint()
     }
 
     /// A command failed: does receiving end?
@@ -305,9 +350,11 @@ impl<D: Destination> Receiver<'_, D> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let since = current.at.commands - current.checkpoint_at;
         let counted = self.options.checkpoint_commands.is_some_and(|n| since >= n);
-        // The clock is looked at now and then.
-        let timed = since.is_multiple_of(64)
-            && current.checkpoint.elapsed() >= self.options.checkpoint_after;
+        let looks = current.at.commands - current.looked_at >= LOOK_AFTER;
+        if looks {
+            current.looked_at = current.at.commands;
+        }
+        let timed = looks && current.checkpoint.elapsed() >= self.options.checkpoint_after;
         if !counted && !timed {
             return Ok(());
         }
@@ -350,17 +397,17 @@ impl<D: Destination> Receiver<'_, D> {
 
 impl Position {
     /// A command more.
-    fn pass(&mut self, frame: &Frame) {
+    fn pass(&mut self, frame: &Frame<'_>) {
         self.commands += 1;
         self.digest = digest(self.digest, frame);
     }
 }
 
-fn digest(before: u32, frame: &Frame) -> u32 {
+fn digest(before: u32, frame: &Frame<'_>) -> u32 {
     crc32c_raw(before, &frame.checksum().to_le_bytes())
 }
 
-fn failure(frame: &Frame, source: crate::BoxError) -> Failure {
+fn failure(frame: &Frame<'_>, source: crate::BoxError) -> Failure {
     let (command, path) = match frame.command() {
         Ok(command) => (command.name(), command.path().map(shown).unwrap_or_default()),
         Err(_) => ("command", String::new()),

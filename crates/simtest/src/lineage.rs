@@ -42,9 +42,14 @@ impl Lineage {
     /// # Errors
     /// Those of the engine.
     pub fn begin(fs: &Filesystem, name: &str, seed: u64) -> Result<Self, Error> {
-        let name = name.as_bytes().to_vec();
-        fs.create_subvolume(fs.root(), &name, &new(FileKind::Directory, b""))?;
-        Ok(Self { rng: fastrand::Rng::with_seed(seed), name })
+        fs.create_subvolume(fs.root(), name.as_bytes(), &new(FileKind::Directory, b""))?;
+        Ok(Self::of(name, seed))
+    }
+
+    /// Goes on with a subvolume of the root directory.
+    #[must_use]
+    pub fn of(name: &str, seed: u64) -> Self {
+        Self { rng: fastrand::Rng::with_seed(seed), name: name.as_bytes().to_vec() }
     }
 
     /// Makes `steps` changes.

@@ -1,20 +1,16 @@
 //! Streams that Linux sends, received by the engine: the same trees, shared where they were shared,
 //! and either side goes on with what the other has received.
 //!
-//! `LARDER_SCALE` times as many random walks, each over four generations.
+//! `LARDER_SCALE` times as many random walks, each over four generations, from `LARDER_SEED` on.
 
 use larder_fs::{ExtentPlace, Filesystem, OpenOptions, SubvolChoice};
 use larder_receive::{ImageDir, Observer, Options, Summary, receive};
-use larder_simtest::ops::Op;
 use larder_simtest::oracle::{
     Aspects, EngineTree, KernelMount, Need, PathRunner, StdTree, btrfs, btrfs_check,
     compare_sources, mkfs_btrfs, need, scratch,
 };
-use larder_simtest::workload::random_ops;
-use larder_simtest::world::World;
 use larder_volume::{FileDevice, OpenMode};
 use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -37,7 +33,7 @@ fn open(image: &Path, subvol: &str) -> Arc<Filesystem> {
 
 fn receive_here(image: &Path, stream: &Path) -> Summary {
     let fs = open(image, "");
-    let input = BufReader::new(File::open(stream).expect("the stream"));
+    let input = File::open(stream).expect("the stream");
     let mut to = ImageDir::new(&fs, fs.root(), (0, 0));
     let done = receive(input, &mut to, &Options::default(), &mut Quiet);
     fs.close().expect("close");
@@ -48,26 +44,6 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("text")
 }
 
-/// Runs a walk in the directory. What is refused changes nothing.
-fn walk(top: &Path, seed: u64) {
-    let mut runner = PathRunner::new(top);
-    let other = |op: &Op| {
-        matches!(
-            op,
-            Op::Subvolume(_)
-                | Op::Snapshot { .. }
-                | Op::DeleteSubvolume(_)
-                | Op::DefaultSubvolume(_)
-                | Op::Sync
-        )
-    };
-    for op in
-        random_ops(seed, 60, "", &World::empty(0o755, 256)).into_iter().filter(|op| !other(op))
-    {
-        let _ = runner.run(&op);
-    }
-}
-
 /// Makes generations of a random tree, and sends each: the first as a whole, the others against the
 /// one before, which is a source of clones as well.
 fn generations(source: &KernelMount, dir: &Path, seed: u64, way: &[&str]) -> Vec<PathBuf> {
@@ -76,7 +52,7 @@ fn generations(source: &KernelMount, dir: &Path, seed: u64, way: &[&str]) -> Vec
     std::fs::write(work.join("big"), b"packs well, and more than once. ".repeat(20_000)).unwrap();
     let mut streams = Vec::new();
     for n in 0..4u64 {
-        walk(&work, seed * 4 + n);
+        PathRunner::new(&work).walk(seed * 4 + n, 60);
         std::fs::write(work.join(format!("gen{n}")), n.to_string().repeat(9000)).unwrap();
         let name = |n| format!("g{seed}_{n}");
         let snapshot = source.join(name(n));
@@ -109,11 +85,13 @@ fn generations_from_linux_in_turn_with_linux() {
         return;
     }
     let dir = scratch();
-    let scale = std::env::var("LARDER_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1u64);
+    let number =
+        |name: &str, or| std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(or);
+    let (scale, first) = (number("LARDER_SCALE", 1u64), number("LARDER_SEED", 0));
     let (from, to) = (dir.path().join("from.img"), dir.path().join("to.img"));
     mkfs_btrfs(&from, SIZE, &["-q"]).expect("mkfs.btrfs");
     let source = KernelMount::image(&from, "compress=zstd").expect("mount");
-    for seed in 0..6 * scale {
+    for seed in first..first + 6 * scale {
         let way = WAYS[usize::try_from(seed).unwrap() % WAYS.len()];
         mkfs_btrfs(&to, SIZE, &["-q"]).expect("mkfs.btrfs");
         let streams = generations(&source, dir.path(), seed, way);

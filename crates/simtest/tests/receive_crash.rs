@@ -1,23 +1,64 @@
 //! Receiving that is interrupted: by the user after each command, and by power cuts at every
 //! operation of the device. What is left is sound, and going on ends with the same trees.
+//!
+//! `LARDER_SCALE=20` has twenty times as many random histories, from `LARDER_SEED` on.
 
 use larder_check::{Finding, Kind, Options as CheckOptions, Severity};
 use larder_format::items::Timespec;
 use larder_format::{Generation, ObjectId};
 use larder_fs::{Filesystem, OpenOptions, SubvolChoice, Tuning};
 use larder_receive::{Error, ImageDir, Observer, Options, Summary, Taken, receive};
+use larder_send::{Source, send};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::SimDevice;
+use larder_simtest::lineage::Lineage;
 use larder_simtest::oracle::{Aspects, EngineTree, Manifest, manifest};
 use larder_simtest::runner::Config;
 use larder_stream::{Command, Protocol, StreamWriter};
-use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::io::Cursor;
 use std::sync::Arc;
 
-const NAMES: [&str; 2] = ["one", "two"];
 const FIRST: ([u8; 16], Generation) = ([1; 16], Generation(7));
 const SECOND: ([u8; 16], Generation) = ([2; 16], Generation(9));
+
+/// A stream, and the subvolumes that it makes.
+struct Story {
+    stream: Vec<u8>,
+    names: Vec<String>,
+}
+
+impl Story {
+    /// The one that is told here.
+    fn told() -> Self {
+        Self { stream: stream(), names: ["one", "two"].map(str::to_owned).to_vec() }
+    }
+
+    /// A random history: all of a subvolume, and then what changed.
+    fn random(seed: u64, config: &Config) -> Self {
+        let device = Arc::new(SimDevice::new(config.base.clone()).unrecorded());
+        let fs = open(&device, &config.options, "");
+        let mut lineage = Lineage::begin(&fs, "work", seed).expect("a subvolume");
+        let protocol = if seed.is_multiple_of(2) { Protocol::V1 } else { Protocol::V2 };
+        let mut writer = StreamWriter::new(Vec::new(), protocol);
+        let (mut names, mut sent) = (Vec::new(), Vec::new());
+        for (generation, changes) in [25, 12].into_iter().enumerate() {
+            lineage.change(&fs, changes).expect("changes");
+            let name = format!("s{seed}-{generation}");
+            let id = lineage.snapshot(&fs, &name).expect("a snapshot");
+            let new = fs.frozen(id).expect("read-only");
+            let (parent, subvolume) = (sent.last(), &new);
+            let source = Source { subvolume, name: name.as_bytes(), parent, clones: &[] };
+            let options = larder_send::Options { compressed_data: false, no_data: false };
+            send(&source, options, &mut writer, &mut |_| ()).expect("sent");
+            sent.push(new);
+            names.push(name);
+        }
+        drop(sent);
+        fs.close().expect("close");
+        Self { stream: writer.into_inner(), names }
+    }
+}
 
 /// Two subvolumes: a whole one, and what changed since.
 fn stream() -> Vec<u8> {
@@ -82,16 +123,27 @@ fn stream() -> Vec<u8> {
 }
 
 /// Ends receiving after some commands.
-struct StopAfter(Cell<u64>);
+struct StopAfter {
+    left: u64,
+    /// Where the last command ended.
+    at: u64,
+}
 impl Observer for StopAfter {
+    fn at(&mut self, offset: u64) {
+        if offset > self.at {
+            self.left -= 1;
+            self.at = offset;
+        }
+    }
     fn stop(&self) -> bool {
-        let left = self.0.get();
-        self.0.set(left.saturating_sub(1));
-        left == 0
+        self.left == 0
     }
 }
+fn after(commands: u64) -> StopAfter {
+    StopAfter { left: commands, at: 0 }
+}
 fn to_the_end() -> StopAfter {
-    StopAfter(Cell::new(u64::MAX))
+    after(u64::MAX)
 }
 
 fn config() -> Config {
@@ -103,9 +155,14 @@ fn open(device: &Arc<SimDevice>, options: &OpenOptions, subvol: &str) -> Arc<Fil
     Filesystem::open(device.clone(), OpenOptions { subvol, ..options.clone() }).expect("open")
 }
 
-fn run(fs: &Filesystem, options: &Options, watcher: &mut StopAfter) -> Result<Summary, Error> {
+fn run(
+    fs: &Filesystem,
+    story: &Story,
+    options: &Options,
+    watcher: &mut StopAfter,
+) -> Result<Summary, Error> {
     let mut to = ImageDir::new(fs, fs.root(), (0, 0));
-    receive(&stream()[..], &mut to, options, watcher)
+    receive(Cursor::new(story.stream.clone()), &mut to, options, watcher)
 }
 
 fn resume() -> Options {
@@ -113,8 +170,8 @@ fn resume() -> Options {
 }
 
 /// The trees, each of a subvolume that is complete.
-fn trees(device: &Arc<SimDevice>, options: &OpenOptions) -> Vec<Manifest> {
-    let of = |name: &&str| {
+fn trees(device: &Arc<SimDevice>, options: &OpenOptions, story: &Story) -> Vec<Manifest> {
+    let of = |name: &String| {
         let fs = open(device, options, name);
         let info = fs.subvolume(fs.root().subvol).expect("facts");
         assert!(info.read_only && info.received_uuid != [0; 16], "{name} is complete");
@@ -122,7 +179,7 @@ fn trees(device: &Arc<SimDevice>, options: &OpenOptions) -> Vec<Manifest> {
         fs.close().expect("close");
         tree
     };
-    NAMES.iter().map(of).collect()
+    story.names.iter().map(of).collect()
 }
 
 fn assert_same(now: &[Manifest], wanted: &[Manifest], what: &str) {
@@ -156,54 +213,57 @@ fn complaints(device: &Arc<SimDevice>) -> Result<(), String> {
     first.map_or(Ok(()), |f| Err(format!("check: {}: {}", f.kind, f.what)))
 }
 
-fn wanted(config: &Config) -> Vec<Manifest> {
+fn wanted(config: &Config, story: &Story) -> Vec<Manifest> {
     let device = Arc::new(SimDevice::new(config.base.clone()).unrecorded());
     let fs = open(&device, &config.options, "");
-    let done = run(&fs, &Options::default(), &mut to_the_end()).expect("receive");
+    let done = run(&fs, story, &Options::default(), &mut to_the_end()).expect("receive");
     assert_eq!(done.subvolumes.len(), 2);
-    assert_eq!(names(&fs), NAMES);
+    assert_eq!(names(&fs), story.names);
     fs.close().expect("close");
-    trees(&device, &config.options)
+    trees(&device, &config.options, story)
 }
 
 #[test]
 fn stopped_after_each_command_it_goes_on() {
     let config = config();
-    let wanted = wanted(&config);
+    let story = Story::told();
+    let wanted = wanted(&config, &story);
     let mut all = BTreeSet::new();
     for commands in 1..100 {
         let device = Arc::new(SimDevice::new(config.base.clone()).unrecorded());
         let fs = open(&device, &config.options, "");
-        let stopped = run(&fs, &Options::default(), &mut StopAfter(Cell::new(commands)));
+        let stopped = run(&fs, &story, &Options::default(), &mut after(commands));
         if stopped.is_ok() {
             assert!(commands > 30 && all.len() == 1, "{commands} commands; in all {all:?}");
             return;
         }
         assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
-        let again = run(&fs, &Options::default(), &mut to_the_end()).expect_err("it is there");
+        let again =
+            run(&fs, &story, &Options::default(), &mut to_the_end()).expect_err("it is there");
         assert!(
             matches!(again, Error::Taken { why: Taken::Partly | Taken::Received, .. }),
             "{again}"
         );
-        let done = run(&fs, &resume(), &mut to_the_end()).expect("it goes on");
+        let done = run(&fs, &story, &resume(), &mut to_the_end()).expect("it goes on");
         let (applied, skipped) =
             done.subvolumes.iter().fold((0, 0), |sum, s| (sum.0 + s.applied, sum.1 + s.skipped));
         // The commands that begin and end a subvolume are not counted.
         assert!(skipped <= commands && skipped + 4 >= commands, "{skipped} of {commands} skipped");
         all.insert(applied + skipped);
-        assert_eq!(names(&fs), NAMES);
+        assert_eq!(names(&fs), story.names);
         fs.close().expect("close");
-        assert_same(&trees(&device, &config.options), &wanted, &format!("{commands} commands"));
+        let found = trees(&device, &config.options, &story);
+        assert_same(&found, &wanted, &format!("{commands} commands"));
     }
     panic!("the stream has fewer commands");
 }
 
 #[test]
 fn another_stream_does_not_go_on() {
-    let config = config();
+    let (config, story) = (config(), Story::told());
     let device = Arc::new(SimDevice::new(config.base.clone()).unrecorded());
     let fs = open(&device, &config.options, "");
-    run(&fs, &Options::default(), &mut StopAfter(Cell::new(9))).expect_err("stopped");
+    run(&fs, &story, &Options::default(), &mut after(9)).expect_err("stopped");
     let mut writer = StreamWriter::new(Vec::new(), Protocol::V2);
     let begin = Command::Subvol { path: b"one", uuid: FIRST.0, ctransid: FIRST.1 };
     writer.write(&begin).expect("a command");
@@ -213,21 +273,21 @@ fn another_stream_does_not_go_on() {
     writer.write(&Command::End {}).expect("the end");
     let bytes = writer.into_inner();
     let mut to = ImageDir::new(&fs, fs.root(), (0, 0));
-    let refused = receive(&bytes[..], &mut to, &resume(), &mut to_the_end());
+    let refused = receive(Cursor::new(bytes), &mut to, &resume(), &mut to_the_end());
     assert!(matches!(refused, Err(Error::Taken { why: Taken::OtherStream, .. })), "{refused:?}");
     // The right one still does.
-    run(&fs, &resume(), &mut to_the_end()).expect("it goes on");
+    run(&fs, &story, &resume(), &mut to_the_end()).expect("it goes on");
     fs.close().expect("close");
 }
 
 /// Receives, and looks at every state that a power cut leaves. Returns how many subvolumes went on
 /// with what they had.
-fn cut(config: &Config, options: &Options) -> usize {
-    let wanted = wanted(config);
+fn cut(config: &Config, story: &Story, options: &Options) -> usize {
+    let wanted = wanted(config, story);
     let tuning = Tuning { fake_clock: true, commit_steps: true, ..Tuning::default() };
     let device = Arc::new(SimDevice::new(config.base.clone()));
     let fs = open(&device, &OpenOptions { tuning, ..config.options.clone() }, "");
-    run(&fs, options, &mut to_the_end()).expect("receive");
+    run(&fs, story, options, &mut to_the_end()).expect("receive");
     fs.close().expect("close");
     let limits = Limits { samples: 1, per_epoch: 4, ..Limits::default() };
     let crashes = Crashes::of(&device.recording(), &limits);
@@ -238,13 +298,13 @@ fn cut(config: &Config, options: &Options) -> usize {
         let what = crashes.describe(state);
         complaints(&device).unwrap_or_else(|e| panic!("{what}: {e}"));
         let fs = open(&device, &config.options, "");
-        let done = run(&fs, &resume(), &mut to_the_end());
+        let done = run(&fs, story, &resume(), &mut to_the_end());
         let done = done.unwrap_or_else(|e| panic!("{what}: {e}: {:?}", names(&fs)));
         skipped += done.subvolumes.iter().filter(|s| s.skipped > 0).count();
-        assert_eq!(names(&fs), NAMES, "{what}");
+        assert_eq!(names(&fs), story.names, "{what}");
         fs.wait_for_drops().expect("drops");
         fs.close().expect("close");
-        assert_same(&trees(&device, &config.options), &wanted, &what);
+        assert_same(&trees(&device, &config.options, story), &wanted, &what);
         complaints(&device).unwrap_or_else(|e| panic!("{what}, after it went on: {e}"));
     }
     skipped
@@ -254,8 +314,16 @@ fn cut(config: &Config, options: &Options) -> usize {
 fn power_cuts_leave_what_goes_on() {
     let config = config();
     let often = Options { checkpoint_commands: Some(9), ..Options::default() };
-    assert!(cut(&config, &often) > 0, "some went on from a checkpoint");
-    cut(&config, &Options::default());
+    let story = Story::told();
+    assert!(cut(&config, &story, &often) > 0, "some went on from a checkpoint");
+    cut(&config, &story, &Options::default());
+    let number =
+        |name: &str, or: u64| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(or);
+    let first = number("LARDER_SEED", 1);
+    for seed in first..first + number("LARDER_SCALE", 1) {
+        eprintln!("LARDER_SEED={seed}");
+        cut(&config, &Story::random(seed, &config), &often);
+    }
 }
 
 /// Streams with changed bytes and right checksums: an error or not, and nothing outside.
@@ -270,7 +338,7 @@ fn changed_streams_do_no_harm() {
         let fs = open(&device, &config.options, "");
         let options = Options { max_errors: 0, ..Options::default() };
         let mut to = ImageDir::new(&fs, fs.root(), (0, 0));
-        let _ = receive(&bytes[..], &mut to, &options, &mut to_the_end());
+        let _ = receive(Cursor::new(bytes), &mut to, &options, &mut to_the_end());
         fs.close().expect("close");
         complaints(&device).expect("sound");
     }

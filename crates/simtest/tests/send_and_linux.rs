@@ -17,7 +17,7 @@ use larder_simtest::oracle::{
 };
 use larder_stream::{Protocol, StreamWriter};
 use larder_volume::{FileDevice, OpenMode};
-use std::io::Write;
+use std::io::{Cursor, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -55,8 +55,13 @@ impl Receivers<'_> {
     fn receive(&self, stream: &[u8], what: &str) {
         receive_with_linux(stream, self.linux, what);
         let mut to = ImageDir::new(self.here, self.here.root(), (0, 0));
-        receive(stream, &mut to, &larder_receive::Options::default(), &mut Quiet)
-            .unwrap_or_else(|e| panic!("{what}: {e}\n{}", keep(stream)));
+        receive(
+            Cursor::new(stream.to_vec()),
+            &mut to,
+            &larder_receive::Options::default(),
+            &mut Quiet,
+        )
+        .unwrap_or_else(|e| panic!("{what}: {e}\n{}", keep(stream)));
     }
 
     /// Have both what this subvolume has?

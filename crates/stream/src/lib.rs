@@ -24,6 +24,6 @@ mod writer;
 pub use attribute::Attribute;
 pub use command::Command;
 pub use error::{StreamError, Trouble};
-pub use reader::{Frame, StreamReader};
+pub use reader::{Batch, Frame, StreamReader};
 pub use wire::{MAX_DATA_V1, MAX_DATA_V2, Protocol};
 pub use writer::{StreamWriter, WriteError};

@@ -3,7 +3,8 @@
 
 use super::dedupe::dedupe_range;
 use crate::ops::{Alloc, Bytes, Move, Op, Special, filled};
-use crate::world::special_kind;
+use crate::workload::random_ops;
+use crate::world::{World, special_kind};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags,
@@ -12,7 +13,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 fn subvolume(args: &[&OsStr]) -> Result<()> {
@@ -53,7 +54,10 @@ impl PathRunner {
     }
 
     fn open(&self, path: &str, write: bool) -> Result<File> {
-        Ok(OpenOptions::new().read(true).write(write).open(self.path(path)?)?)
+        // A named pipe must not wait for its other end.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut options = OpenOptions::new();
+        Ok(options.read(true).write(write).custom_flags(flags).open(self.path(path)?)?)
     }
 
     /// Runs one operation.
@@ -62,6 +66,24 @@ impl PathRunner {
     /// What the system says, with the operation.
     pub fn run(&mut self, op: &Op) -> Result<()> {
         self.run_one(op).with_context(|| op.to_string())
+    }
+
+    /// Changes at random what is in one subvolume. What is refused changes nothing.
+    pub fn walk(&mut self, seed: u64, steps: usize) {
+        let changes = |op: &Op| {
+            !matches!(
+                op,
+                Op::Subvolume(_)
+                    | Op::Snapshot { .. }
+                    | Op::DeleteSubvolume(_)
+                    | Op::DefaultSubvolume(_)
+                    | Op::Sync
+            )
+        };
+        let world = World::empty(0o755, 256);
+        for op in random_ops(seed, steps, "", &world).iter().filter(|op| changes(op)) {
+            let _ = self.run(op);
+        }
     }
 
     /// The number of the inode that an operation has just made; `None` where it makes none.
@@ -145,7 +167,7 @@ impl PathRunner {
             Op::Fdatasync(p) => self.open(p, false)?.sync_data()?,
             Op::Sync => rustix::fs::syncfs(File::open(&self.top)?)?,
             Op::Open { path, handle } => {
-                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let fd = rustix::fs::open(self.path(path)?, flags, Mode::empty())?;
                 self.handles.insert(handle.clone(), fd);
             }

@@ -23,11 +23,8 @@ use progress::Watcher;
 use serde_json::json;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufReader, IsTerminal, Read};
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
-
-/// Bytes of the stream that are read at a time.
-const BUFFER: usize = 1 << 20;
 
 /// Receive subvolumes from a stream that `btrfs send` or `larder send` wrote.
 #[derive(Debug, clap::Args)]
@@ -72,7 +69,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let input = BufReader::with_capacity(BUFFER, open(args)?);
+    let input = open(args)?;
     let Some(target) = &args.target else {
         let reader = StreamReader::new(input);
         return if args.json { json::show(reader) } else { dump::show(reader) };
@@ -97,7 +94,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The stream.
-fn open(args: &Args) -> anyhow::Result<Box<dyn Read>> {
+fn open(args: &Args) -> anyhow::Result<Box<dyn Read + Send>> {
     if let Some(path) = &args.file {
         let file = File::open(path).with_context(|| print::path(path)).could_not_run()?;
         return Ok(Box::new(file));
@@ -106,12 +103,12 @@ fn open(args: &Args) -> anyhow::Result<Box<dyn Read>> {
     if input.is_terminal() {
         return usage("a stream cannot be typed: give a file with -f, or pipe the stream in");
     }
-    Ok(Box::new(input.lock()))
+    Ok(Box::new(input))
 }
 
 fn into_image(
     target: &Target,
-    input: impl Read,
+    input: impl Read + Send + 'static,
     options: &Options,
     args: &Args,
 ) -> anyhow::Result<Summary> {
@@ -128,7 +125,7 @@ fn into_image(
 
 fn onto_mount(
     path: &Path,
-    input: impl Read,
+    input: impl Read + Send + 'static,
     options: &Options,
     args: &Args,
 ) -> anyhow::Result<Summary> {
@@ -137,7 +134,7 @@ fn onto_mount(
 }
 
 fn receive(
-    input: impl Read,
+    input: impl Read + Send + 'static,
     to: &mut impl Destination,
     options: &Options,
     args: &Args,
