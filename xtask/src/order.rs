@@ -28,7 +28,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
         "cli",
         &[
             "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "archive",
-            "build", "update", "send", "stream", "receive",
+            "build", "update", "send", "stream", "receive", "backup",
         ],
     ),
 ];
@@ -276,6 +276,7 @@ pub(crate) const HOUSES: &[House] = &[
             "image",
             "target",
             "subvolumes",
+            "receiving",
             "files",
             "copy",
             "raw",

@@ -29,6 +29,7 @@ mod mount_table;
 mod mounted;
 mod print;
 mod raw;
+mod receiving;
 mod select;
 mod size;
 mod source_date;

@@ -1,15 +1,110 @@
-//! How far receiving is: bytes of the stream and the rate on a terminal, and which subvolume.
+//! Receiving a stream into an image or onto a mount, for the commands that do it.
+//!
+//! Hidden here is what people see meanwhile (bytes of the stream and the rate on a terminal, and
+//! which subvolume), how a signal ends it, and what is said of its end: what is half received, and
+//! how it goes on. What the stream does is `larder_receive`'s.
 
+use crate::failure::Advise;
+use crate::image::{Access, Image};
 use crate::interrupt::Interrupt;
+use crate::mounted::mounted;
 use crate::print;
+use crate::subvolumes::in_image;
+use crate::target::Target;
+use anyhow::anyhow;
 use indicatif::{ProgressBar, ProgressStyle};
-use larder_receive::{Failure, Observer};
-use std::io::IsTerminal;
+use larder_fs::FileKind;
+use larder_receive::destination::Destination;
+use larder_receive::{
+    Error, Failure, ImageDir, MountedDir, Observer, Options, Summary, Taken, receive,
+};
+use std::io::{IsTerminal, Read};
+use std::path::Path;
 use std::time::Duration;
+
+/// What is shown while a stream is received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown {
+    /// How far it is, if standard error is a terminal.
+    pub(crate) progress: bool,
+    /// Which subvolume begins.
+    pub(crate) names: bool,
+}
+
+/// Receives into a directory of an image.
+pub(crate) fn into_image(
+    target: &Target,
+    input: impl Read,
+    options: &Options,
+    shown: Shown,
+) -> anyhow::Result<Summary> {
+    in_image(target, Access::Write, |image| {
+        let mut to = directory(image, &target.path)?;
+        apply(input, &mut to, options, (&Interrupt::watch(), shown))
+    })
+}
+
+/// A directory of an image that receives. New inodes belong to this user first.
+pub(crate) fn directory<'i>(image: &'i Image, path: &[u8]) -> anyhow::Result<ImageDir<'i>> {
+    let dir = image.resolve(path, true)?;
+    if dir.kind != FileKind::Directory {
+        return Err(anyhow!("{} is not a directory", image.show(path))).could_not_run();
+    }
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Ok(ImageDir::new(&image.fs, dir.id, owner))
+}
+
+/// Receives into a directory of a mount.
+pub(crate) fn onto_mount(
+    path: &Path,
+    input: impl Read,
+    options: &Options,
+    shown: Shown,
+) -> anyhow::Result<Summary> {
+    let mut to = mounted(path, MountedDir::open)?;
+    apply(input, &mut to, options, (&Interrupt::watch(), shown))
+}
+
+/// Receives into an open destination.
+pub(crate) fn apply(
+    input: impl Read,
+    to: &mut impl Destination,
+    options: &Options,
+    (interrupt, shown): (&Interrupt, Shown),
+) -> anyhow::Result<Summary> {
+    let mut watcher = Watcher::new(interrupt.clone(), shown);
+    let done = receive(input, to, options, &mut watcher);
+    watcher.bar.finish_and_clear();
+    if let Err(Error::Interrupted) = done {
+        interrupt.check()?;
+    }
+    advise(done, watcher.partly)
+}
+
+/// Adds what helps.
+fn advise(done: Result<Summary, Error>, left_a_part: bool) -> anyhow::Result<Summary> {
+    let hint = match &done {
+        Err(Error::Taken { why: Taken::Partly, .. }) => {
+            "--resume goes on with it; or delete it (`larder subvolume delete`) to begin again"
+        }
+        Err(Error::Taken { why: Taken::Received, .. }) => {
+            "nothing was done; --resume skips what is complete"
+        }
+        Err(Error::Taken { why: Taken::Foreign | Taken::OtherStream, .. }) => {
+            "move it away or delete it (`larder subvolume delete`), or receive into another \
+             directory"
+        }
+        Err(Error::Stream(_) | Error::Command(_)) if left_a_part => {
+            "what was received in part stays: --resume goes on with it"
+        }
+        _ => return Ok(done?),
+    };
+    done.hint(hint)
+}
 
 /// Tells people, and ends when they ask for it.
 #[derive(Debug)]
-pub(super) struct Watcher {
+struct Watcher {
     bar: ProgressBar,
     interrupt: Interrupt,
     /// Say which subvolume begins.
@@ -19,8 +114,8 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    pub(super) fn new(interrupt: Interrupt, quiet: bool, json: bool) -> Self {
-        let bar = if std::io::stderr().is_terminal() && !quiet {
+    fn new(interrupt: Interrupt, shown: Shown) -> Self {
+        let bar = if std::io::stderr().is_terminal() && shown.progress {
             ProgressBar::new_spinner()
         } else {
             ProgressBar::hidden()
@@ -30,16 +125,7 @@ impl Watcher {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar, interrupt, names: !quiet && !json, partly: false }
-    }
-
-    /// Is there a subvolume that is half received?
-    pub(super) fn left_a_part(&self) -> bool {
-        self.partly
-    }
-
-    pub(super) fn finish(&self) {
-        self.bar.finish_and_clear();
+        Self { bar, interrupt, names: shown.names, partly: false }
     }
 }
 
