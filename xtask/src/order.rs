@@ -277,6 +277,7 @@ pub(crate) const HOUSES: &[House] = &[
             "target",
             "subvolumes",
             "receiving",
+            "streams",
             "files",
             "copy",
             "raw",

@@ -34,6 +34,7 @@ mod select;
 mod size;
 mod source_date;
 mod state;
+mod streams;
 mod subvolumes;
 mod target;
 mod utab;

@@ -5,8 +5,9 @@ use crate::image::{Access, Image};
 use crate::mounted::mounted;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
+use larder_format::TreeId;
 use larder_format::ids::ObjectId;
-use larder_fs::{FileKind, Frozen, InodeId};
+use larder_fs::{FileKind, Filesystem, Frozen, InodeId};
 use larder_fuse::subvolumes as on_mount;
 use std::ffi::OsString;
 
@@ -35,13 +36,16 @@ pub(crate) fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
 
 /// The read-only subvolume whose root is at this path, to be read as a whole.
 pub(crate) fn frozen(image: &Image, path: &[u8]) -> anyhow::Result<Frozen> {
-    let id = root_of(image, path)?.subvol;
-    let shown = image.show(path);
-    match image.fs.frozen(id) {
+    frozen_by_id(&image.fs, root_of(image, path)?.subvol, &image.show(path))
+}
+
+/// The read-only subvolume with this id, which messages call `shown`.
+pub(crate) fn frozen_by_id(fs: &Filesystem, id: TreeId, shown: &str) -> anyhow::Result<Frozen> {
+    match fs.frozen(id) {
         Err(larder_fs::Error::Invalid(why)) => Err(anyhow!("{shown}: {why}")).hint(format!(
             "make a snapshot that is: `larder subvolume snapshot -r {shown} IMAGE:PATH`"
         )),
-        other => other.with_context(|| shown),
+        other => other.with_context(|| shown.to_owned()),
     }
 }
 

@@ -1,17 +1,17 @@
 //! `larder send`: read-only subvolumes of an image as a stream for `receive`.
 //!
-//! Everything about streams is in [`larder_send`]. Here is which subvolumes are meant, which of
-//! them is the parent where none is named, and where the bytes go: never to a terminal.
+//! Everything about streams is in [`larder_send`] and [`crate::streams`]. Here is which subvolumes
+//! are meant, and where the bytes go: never to a terminal.
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
 use crate::print;
-use crate::subvolumes::{frozen, in_image};
+use crate::streams::{self, Named, Sent, Wanted};
+use crate::subvolumes::{in_image, root_of};
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use indicatif::ProgressBar;
-use larder_fs::{Frozen, SubvolInfo};
-use larder_send::{Options, Source, Summary};
+use larder_send::{Options, Summary};
 use larder_stream::{Protocol, StreamWriter};
 use serde_json::json;
 use std::ffi::OsString;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     in_image(first, Access::Read { force: args.force }, |image| {
         let mut out = open_output(args)?;
         let mut writer = StreamWriter::new(&mut out, protocol);
-        let summary = send_all(args, image, &targets, &mut writer)?;
+        let summary = send(args, image, &targets, &mut writer)?;
         out.flush().context("writing the stream")?;
         if args.json { print::json(&describe(&summary)) } else { Ok(()) }
     })
@@ -139,65 +139,40 @@ fn open_output(args: &Args) -> anyhow::Result<Box<dyn Write>> {
     Ok(Box::new(BufWriter::with_capacity(BUFFER, out.lock())))
 }
 
-fn send_all<W: Write>(
+/// Finds the subvolumes, and sends them.
+fn send<W: Write>(
     args: &Args,
     image: &Image,
     targets: &Targets,
     writer: &mut StreamWriter<W>,
-) -> anyhow::Result<Vec<(String, Summary)>> {
-    let parent = targets.parent.as_ref().map(|t| frozen(image, &t.path)).transpose()?;
-    let mut given = Vec::new();
-    for target in &targets.clones {
-        given.push(frozen(image, &target.path)?);
-    }
-    let options = Options { compressed_data: args.compressed_data, no_data: args.no_data };
-    let bar = if args.quiet { ProgressBar::hidden() } else { print::progress() };
-    let mut done = Vec::new();
-    for target in &targets.subvolumes {
-        let subvolume = frozen(image, &target.path)?;
-        let name = name_of(image, &subvolume, target)?;
-        let clones: Vec<&Frozen> = given.iter().collect();
-        let parent = parent.as_ref().or_else(|| relative(&subvolume, &clones));
-        let source = Source { subvolume: &subvolume, name: &name, parent, clones: &clones };
-        let mut watch = |summary: &Summary| {
-            bar.set_position(summary.inodes);
-            if summary.commands.is_multiple_of(64) {
-                bar.set_message(crate::size::human(summary.data));
-            }
-        };
-        let sent = larder_send::send(&source, options, writer, &mut watch);
-        done.push((target.display(), sent.with_context(|| target.display())?));
-        // The receiver has it now, so the next one may share with it.
-        given.push(subvolume);
-    }
-    bar.finish_and_clear();
-    Ok(done)
-}
-
-/// The name that a subvolume has at the receiver: the last one of its path.
-fn name_of(image: &Image, subvolume: &Frozen, target: &Target) -> anyhow::Result<Vec<u8>> {
-    let path = image.fs.subvolume_path(subvolume.id())?;
-    let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
-    if name.is_empty() {
-        return Err(anyhow!("{}: the top-level subvolume has no name", target.display()))
-            .hint("send a snapshot of it: `larder subvolume snapshot -r`");
-    }
-    Ok(name)
-}
-
-/// Of the given subvolumes, the one from which the fewest changes are to be expected: the source of
-/// the snapshot, or else the snapshot of the same source that was changed last before or after.
-fn relative<'a>(subvolume: &Frozen, given: &[&'a Frozen]) -> Option<&'a Frozen> {
-    let of: &SubvolInfo = subvolume.info();
-    if of.parent_uuid == [0; 16] {
-        return None;
-    }
-    let related = |other: &&&Frozen| {
-        let other = other.info();
-        other.uuid == of.parent_uuid || other.parent_uuid == of.parent_uuid
+) -> anyhow::Result<Sent> {
+    let wanted = Wanted {
+        subvolumes: named(image, &targets.subvolumes)?,
+        parent: named(image, &targets.parent)?.pop(),
+        clones: named(image, &targets.clones)?,
+        options: Options { compressed_data: args.compressed_data, no_data: args.no_data },
     };
-    let distance = |other: &&Frozen| other.info().ctransid.0.abs_diff(of.ctransid.0);
-    given.iter().filter(related).copied().min_by_key(distance)
+    let bar = if args.quiet { ProgressBar::hidden() } else { print::progress() };
+    let mut watch = |summary: &Summary| {
+        bar.set_position(summary.inodes);
+        if summary.commands.is_multiple_of(64) {
+            bar.set_message(crate::size::human(summary.data));
+        }
+    };
+    let sent = streams::send_all(&image.fs, &wanted, writer, &mut watch)?;
+    bar.finish_and_clear();
+    Ok(sent)
+}
+
+fn named<'a>(
+    image: &Image,
+    targets: impl IntoIterator<Item = &'a Target>,
+) -> anyhow::Result<Vec<Named>> {
+    let one = |target: &Target| {
+        let id = root_of(image, &target.path)?.subvol;
+        Ok(Named { id, shown: target.display() })
+    };
+    targets.into_iter().map(one).collect()
 }
 
 fn describe(done: &[(String, Summary)]) -> serde_json::Value {
