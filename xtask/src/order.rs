@@ -28,7 +28,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
         "cli",
         &[
             "format", "volume", "fs", "fuse", "proc", "check", "restore", "sources", "archive",
-            "build", "update", "send", "stream", "receive",
+            "build", "update", "send", "stream", "receive", "backup",
         ],
     ),
 ];
@@ -291,6 +291,8 @@ pub(crate) const HOUSES: &[House] = &[
             "image",
             "target",
             "subvolumes",
+            "receiving",
+            "streams",
             "files",
             "copy",
             "raw",

@@ -30,6 +30,7 @@ mod mount_table;
 mod mounted;
 mod print;
 mod raw;
+mod receiving;
 mod select;
 mod send_on_mount;
 mod size;

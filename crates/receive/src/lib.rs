@@ -40,3 +40,4 @@ pub use image::ImageDir;
 pub use mounted::MountedDir;
 pub use path::StreamPath;
 pub use receiver::{Observer, Options, Received, Summary, receive};
+pub use subvolume::{checkpoint_of, checkpoints};

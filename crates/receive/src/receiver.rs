@@ -10,7 +10,7 @@ use crate::apply::{How, apply, apply_both, makes};
 use crate::destination::{BoxResult, Destination, Sent};
 use crate::error::{Error, Failure, Refused, Taken, shown, uuid};
 use crate::path::check_name;
-use crate::record::Position;
+use crate::record::{Origin, Position};
 use crate::subvolume::{self, Start, failing};
 use larder_format::csum::crc32c_raw;
 use larder_stream::Command;
@@ -80,6 +80,12 @@ pub struct Received {
     pub applied: u64,
     /// Commands that it had already.
     pub skipped: u64,
+}
+
+impl Received {
+    fn origin(&self) -> Origin {
+        Origin { sent: self.sent, parent: self.parent }
+    }
 }
 
 /// What was received.
@@ -226,11 +232,11 @@ impl<D: Destination> Receiver<'_, D> {
         let refused = |e: Refused| failure(frame, e.into());
         check_name(name).map_err(refused)?;
         let received = Received { name: name.to_vec(), sent, parent, applied: 0, skipped: 0 };
-        let start = subvolume::start(self.to, name, &sent, self.options.resume)?;
+        let start = subvolume::start(self.to, name, &received.origin(), self.options.resume)?;
         let has_some = !matches!(start, Start::Anew);
         let (subvol, skip) = match start {
             Start::Anew => {
-                let made = self.make(name, &sent, parent).map_err(|e| failure(frame, e))?;
+                let made = self.make(name, &received.origin()).map_err(|e| failure(frame, e))?;
                 (made, Skip::Nothing)
             }
             Start::From(subvol, at) => (subvol, Skip::To(at)),
@@ -261,9 +267,9 @@ impl<D: Destination> Receiver<'_, D> {
     }
 
     /// Makes a subvolume that has nothing yet.
-    fn make(&mut self, name: &[u8], sent: &Sent, parent: Option<Sent>) -> BoxResult<D::Subvol> {
-        let record = subvolume::running(sent);
-        let Some(parent) = parent else { return self.to.create(name, &record) };
+    fn make(&mut self, name: &[u8], origin: &Origin) -> BoxResult<D::Subvol> {
+        let record = subvolume::running(origin);
+        let Some(parent) = origin.parent else { return self.to.create(name, &record) };
         let parent = self.find(&parent)?;
         let made = self.to.snapshot(&parent, name, false)?;
         self.to.enter(&made)?;
@@ -339,7 +345,7 @@ impl<D: Destination> Receiver<'_, D> {
         if current.at != wanted {
             return Err(Error::Taken { name: shown(name), why: Taken::OtherStream });
         }
-        let running = subvolume::running(&current.received.sent);
+        let running = subvolume::running(&current.received.origin());
         self.to.set_record(Some(&running)).map_err(failing(name, "noting that it goes on"))?;
         current.skip = Skip::Nothing;
         Ok(())
@@ -358,8 +364,8 @@ impl<D: Destination> Receiver<'_, D> {
         if !counted && !timed {
             return Ok(());
         }
-        let (name, sent) = (&current.received.name, &current.received.sent);
-        let (of, at) = ((&name[..], &current.subvol), (sent, current.at));
+        let (name, origin) = (&current.received.name, current.received.origin());
+        let (of, at) = ((&name[..], &current.subvol), (&origin, current.at));
         subvolume::checkpoint(self.to, of, at, current.checkpoints)
             .map_err(failing(name, "making a checkpoint"))?;
         current.checkpoint = Instant::now();
@@ -389,7 +395,7 @@ impl<D: Destination> Receiver<'_, D> {
     /// Receiving ends before the stream does: the subvolume gets its position.
     fn leave(&mut self) {
         let Some(current) = self.current.take().filter(|c| c.skip == Skip::Nothing) else { return };
-        if let Err(e) = subvolume::stop(self.to, &current.received.sent, current.at) {
+        if let Err(e) = subvolume::stop(self.to, &current.received.origin(), current.at) {
             tracing::warn!("{}: its position is not noted: {e}", shown(&current.received.name));
         }
     }

@@ -22,11 +22,20 @@ pub struct Position {
     pub digest: u32,
 }
 
+/// What a stream has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The subvolume that it makes.
+    pub sent: Sent,
+    /// The parent, if it has only what differs.
+    pub parent: Option<Sent>,
+}
+
 /// The record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// What is being received.
-    pub sent: Sent,
+    pub origin: Origin,
     /// How far it is, where that is known.
     pub position: Option<Position>,
 }
@@ -35,8 +44,10 @@ impl Record {
     /// As the attribute has it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let uuid = crate::error::uuid(self.sent.uuid);
-        let begin = format!("1 {uuid} {}", self.sent.ctransid.0);
+        let words = |sent: Sent| format!("{} {}", crate::error::uuid(sent.uuid), sent.ctransid.0);
+        let Origin { sent, parent } = self.origin;
+        let parent = parent.map_or_else(|| "- -".to_owned(), words);
+        let begin = format!("2 {} {parent}", words(sent));
         match self.position {
             Some(at) => format!("{begin} {} {:08x}", at.commands, at.digest).into_bytes(),
             None => begin.into_bytes(),
@@ -46,21 +57,30 @@ impl Record {
     /// From the attribute; nothing if it is none.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut words = std::str::from_utf8(bytes).ok()?.split(' ');
-        if words.next()? != "1" {
+        let words: Vec<&str> = std::str::from_utf8(bytes).ok()?.split(' ').collect();
+        let (["2", uuid, ctransid, parent_uuid, parent_ctransid], position) =
+            words.split_first_chunk()?
+        else {
             return None;
-        }
-        let uuid = parse_uuid(words.next()?)?;
-        let ctransid = Generation(words.next()?.parse().ok()?);
-        let position = match words.next() {
-            Some(commands) => Some(Position {
-                commands: commands.parse().ok()?,
-                digest: u32::from_str_radix(words.next()?, 16).ok()?,
-            }),
-            None => None,
         };
-        Some(Self { sent: Sent { uuid, ctransid }, position })
+        let parent = match (*parent_uuid, *parent_ctransid) {
+            ("-", "-") => None,
+            (uuid, ctransid) => Some(parse_sent(uuid, ctransid)?),
+        };
+        let position = match position {
+            [] => None,
+            [commands, digest] => Some(Position {
+                commands: commands.parse().ok()?,
+                digest: u32::from_str_radix(digest, 16).ok()?,
+            }),
+            _ => return None,
+        };
+        Some(Self { origin: Origin { sent: parse_sent(uuid, ctransid)?, parent }, position })
     }
+}
+
+fn parse_sent(uuid: &str, ctransid: &str) -> Option<Sent> {
+    Some(Sent { uuid: parse_uuid(uuid)?, ctransid: Generation(ctransid.parse().ok()?) })
 }
 
 pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
@@ -82,14 +102,21 @@ mod tests {
     #[test]
     fn a_record_there_and_back() {
         let sent = Sent { uuid: *b"0123456789abcdef", ctransid: Generation(77) };
-        for position in
-            [None, Some(Position { commands: 12, digest: 0xfe }), Some(Position::default())]
-        {
-            let record = Record { sent, position };
-            assert_eq!(Record::parse(&record.encode()), Some(record));
+        let parent = Sent { uuid: [7; 16], ctransid: Generation(3) };
+        let some = Some(Position { commands: 12, digest: 0xfe });
+        for parent in [None, Some(parent)] {
+            for position in [None, some, Some(Position::default())] {
+                let record = Record { origin: Origin { sent, parent }, position };
+                assert_eq!(Record::parse(&record.encode()), Some(record));
+            }
         }
-        for bad in [&b""[..], b"2 x", b"1 00 3", b"1 \xff"] {
-            assert_eq!(Record::parse(bad), None);
+        let uuid = crate::error::uuid(sent.uuid);
+        let cut = format!("2 {uuid} 77 - - 12");
+        let mixed = format!("2 {uuid} 77 - 7");
+        let old = format!("1 {uuid} 77");
+        for bad in ["", "3 x", "2 00 3 - -", &cut, &mixed, &old] {
+            assert_eq!(Record::parse(bad.as_bytes()), None, "{bad}");
         }
+        assert_eq!(Record::parse(b"2 \xff"), None);
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::destination::{BoxResult, Destination, Entry, Existing, Sent};
 use crate::error::{BoxError, Error, Taken, shown};
-use crate::record::{Position, Record};
+use crate::record::{Origin, Position, Record};
 
 /// What is between a checkpoint's name and the dot that it begins with.
 const SUFFIXES: [&[u8]; 2] = [b".larder-part", b".larder-part2"];
@@ -30,21 +30,29 @@ pub(crate) enum Start<S> {
 }
 
 /// The names of the checkpoints of a subvolume; none if they would be too long.
-fn checkpoints(name: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+pub fn checkpoints(name: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     let all = SUFFIXES.iter().map(move |suffix| [b".", name, suffix].concat());
     all.filter(|name| name.len() <= MAX_NAME)
+}
+
+/// The subvolume whose checkpoint would have this name.
+#[must_use]
+pub fn checkpoint_of(name: &[u8]) -> Option<&[u8]> {
+    let rest = name.strip_prefix(b".")?;
+    SUFFIXES.iter().find_map(|suffix| rest.strip_suffix(*suffix)).filter(|name| !name.is_empty())
 }
 
 /// A checkpoint of this stream, the latest first.
 fn latest<D: Destination>(
     to: &D,
     name: &[u8],
-    sent: &Sent,
+    origin: &Origin,
 ) -> BoxResult<Option<(D::Subvol, Position)>> {
     let mut best: Option<(D::Subvol, Position)> = None;
     for name in checkpoints(name) {
         let Some(Entry::Subvolume(found)) = to.look(&name)? else { continue };
-        let record = found.record.as_deref().and_then(Record::parse).filter(|r| r.sent == *sent);
+        let record =
+            found.record.as_deref().and_then(Record::parse).filter(|r| r.origin == *origin);
         let Some(at) = record.and_then(|r| r.position).filter(|_| found.read_only) else {
             continue;
         };
@@ -60,13 +68,13 @@ fn latest<D: Destination>(
 pub(crate) fn start<D: Destination>(
     to: &mut D,
     name: &[u8],
-    sent: &Sent,
+    origin: &Origin,
     resume: bool,
 ) -> Result<Start<D::Subvol>, Error> {
     let failed = failing(name, "looking for what was received before");
     let taken = |why| Err(Error::Taken { name: shown(name), why });
     let found = to.look(name).map_err(&failed)?;
-    let checkpoint = latest(to, name, sent).map_err(&failed)?;
+    let checkpoint = latest(to, name, origin).map_err(&failed)?;
     let Some(found) = found else {
         return match checkpoint {
             Some(_) if !resume => taken(Taken::Partly),
@@ -76,11 +84,11 @@ pub(crate) fn start<D: Destination>(
     };
     let Entry::Subvolume(found) = found else { return taken(Taken::Foreign) };
     let record = found.record.as_deref().and_then(Record::parse);
-    if found.received.as_ref() == Some(sent) && (found.read_only || resume) {
+    if found.received.as_ref() == Some(&origin.sent) && (found.read_only || resume) {
         return if resume { Ok(Start::Complete(found)) } else { taken(Taken::Received) };
     }
     match record {
-        Some(record) if record.sent != *sent => return taken(Taken::OtherStream),
+        Some(record) if record.origin != *origin => return taken(Taken::OtherStream),
         Some(_) if !resume => return taken(Taken::Partly),
         Some(Record { position: Some(at), .. }) if !found.read_only => {
             return Ok(Start::From(found.subvol, at));
@@ -108,22 +116,22 @@ fn go_on<D: Destination>(
 
 /// Makes everything durable and notes the position. Nothing may be applied afterwards before
 /// [`running`] was called.
-pub(crate) fn stop<D: Destination>(to: &mut D, sent: &Sent, at: Position) -> BoxResult<()> {
+pub(crate) fn stop<D: Destination>(to: &mut D, origin: &Origin, at: Position) -> BoxResult<()> {
     to.sync()?;
-    to.set_record(Some(&Record { sent: *sent, position: Some(at) }.encode()))?;
+    to.set_record(Some(&Record { origin: *origin, position: Some(at) }.encode()))?;
     to.sync()
 }
 
 /// The record of a subvolume to which commands are applied.
-pub(crate) fn running(sent: &Sent) -> Vec<u8> {
-    Record { sent: *sent, position: None }.encode()
+pub(crate) fn running(origin: &Origin) -> Vec<u8> {
+    Record { origin: *origin, position: None }.encode()
 }
 
 /// Makes a checkpoint. `turn` counts them.
 pub(crate) fn checkpoint<D: Destination>(
     to: &mut D,
     (name, subvol): (&[u8], &D::Subvol),
-    (sent, at): (&Sent, Position),
+    (origin, at): (&Origin, Position),
     turn: u64,
 ) -> BoxResult<()> {
     let mut names: Vec<_> = checkpoints(name).collect();
@@ -135,9 +143,9 @@ pub(crate) fn checkpoint<D: Destination>(
     }
     remove(to, &names[0])?;
     to.sync()?;
-    to.set_record(Some(&Record { sent: *sent, position: Some(at) }.encode()))?;
+    to.set_record(Some(&Record { origin: *origin, position: Some(at) }.encode()))?;
     to.snapshot(subvol, &names[0], true)?;
-    to.set_record(Some(&running(sent)))?;
+    to.set_record(Some(&running(origin)))?;
     remove(to, &names[1])
 }
 
@@ -175,4 +183,22 @@ pub(crate) fn seal<D: Destination>(to: &mut D, name: &[u8]) -> BoxResult<()> {
 pub(crate) fn failing(name: &[u8], step: &'static str) -> impl Fn(BoxError) -> Error + use<> {
     let name = shown(name);
     move |source| Error::Subvolume { name: name.clone(), step, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoints_are_known_by_their_names() {
+        for name in [&b"home"[..], b".home", b"home.larder-part"] {
+            for checkpoint in checkpoints(name) {
+                assert_eq!(checkpoint_of(&checkpoint), Some(name));
+            }
+        }
+        for other in [&b"home.larder-part"[..], b".home", b"..larder-part2x", b".larder-part"] {
+            assert_eq!(checkpoint_of(other), None);
+        }
+        assert_eq!(checkpoints(&[b'x'; 250]).count(), 0);
+    }
 }

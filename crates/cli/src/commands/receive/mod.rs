@@ -1,30 +1,23 @@
 //! `larder receive`: applies a send stream to an image or to a directory on a mount, or shows it.
 //!
-//! Hidden here is where the stream comes from and what people read at its end: what is half
-//! received, and how it goes on. What the stream does is `larder_receive`'s.
+//! Hidden here is where the stream comes from. How it is applied, and what people see of that, is
+//! in `receiving`.
 
 mod dump;
 mod json;
-mod progress;
 
 use crate::failure::{Advise, usage};
-use crate::image::Access;
-use crate::interrupt::Interrupt;
-use crate::mounted::mounted;
 use crate::print;
-use crate::subvolumes::in_image;
-use crate::target::{Place, Target};
+use crate::receiving::{Shown, into_image, onto_mount};
+use crate::target::Place;
 use anyhow::{Context, anyhow};
-use larder_fs::FileKind;
-use larder_receive::destination::Destination;
-use larder_receive::{Error, ImageDir, MountedDir, Options, Summary, Taken};
+use larder_receive::{Options, Summary};
 use larder_stream::StreamReader;
-use progress::Watcher;
 use serde_json::json;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IsTerminal, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Receive subvolumes from a stream that `btrfs send` or `larder send` wrote.
 #[derive(Debug, clap::Args)]
@@ -80,9 +73,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         force_decompress: args.force_decompress,
         ..Options::default()
     };
+    let shown = Shown { progress: !args.quiet, names: !args.quiet && !args.json };
     let summary = match Place::parse_existing(target)? {
-        Place::Image(target) => into_image(&target, input, &options, args)?,
-        Place::Host(path) => onto_mount(&path, input, &options, args)?,
+        Place::Image(target) => into_image(&target, input, &options, shown)?,
+        Place::Host(path) => onto_mount(&path, input, &options, shown)?,
     };
     if args.json {
         print::json(&as_json(&summary))?;
@@ -104,70 +98,6 @@ fn open(args: &Args) -> anyhow::Result<Box<dyn Read + Send>> {
         return usage("a stream cannot be typed: give a file with -f, or pipe the stream in");
     }
     Ok(Box::new(input))
-}
-
-fn into_image(
-    target: &Target,
-    input: impl Read + Send + 'static,
-    options: &Options,
-    args: &Args,
-) -> anyhow::Result<Summary> {
-    in_image(target, Access::Write, |image| {
-        let dir = image.resolve(&target.path, true)?;
-        if dir.kind != FileKind::Directory {
-            return Err(anyhow!("{} is not a directory", target.display())).could_not_run();
-        }
-        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let mut to = ImageDir::new(&image.fs, dir.id, owner);
-        receive(input, &mut to, options, args)
-    })
-}
-
-fn onto_mount(
-    path: &Path,
-    input: impl Read + Send + 'static,
-    options: &Options,
-    args: &Args,
-) -> anyhow::Result<Summary> {
-    let mut to = mounted(path, MountedDir::open)?;
-    receive(input, &mut to, options, args)
-}
-
-fn receive(
-    input: impl Read + Send + 'static,
-    to: &mut impl Destination,
-    options: &Options,
-    args: &Args,
-) -> anyhow::Result<Summary> {
-    let interrupt = Interrupt::watch();
-    let mut watcher = Watcher::new(interrupt.clone(), args.quiet, args.json);
-    let done = larder_receive::receive(input, to, options, &mut watcher);
-    watcher.finish();
-    if let Err(Error::Interrupted) = done {
-        interrupt.check()?;
-    }
-    advise(done, watcher.left_a_part())
-}
-
-/// Adds what helps.
-fn advise(done: Result<Summary, Error>, left_a_part: bool) -> anyhow::Result<Summary> {
-    let hint = match &done {
-        Err(Error::Taken { why: Taken::Partly, .. }) => {
-            "--resume goes on with it; or delete it (`larder subvolume delete`) to begin again"
-        }
-        Err(Error::Taken { why: Taken::Received, .. }) => {
-            "nothing was done; --resume skips what is complete"
-        }
-        Err(Error::Taken { why: Taken::Foreign | Taken::OtherStream, .. }) => {
-            "move it away or delete it (`larder subvolume delete`), or receive into another \
-             directory"
-        }
-        Err(Error::Stream(_) | Error::Command(_)) if left_a_part => {
-            "what was received in part stays: --resume goes on with it"
-        }
-        _ => return Ok(done?),
-    };
-    done.hint(hint)
 }
 
 fn as_json(summary: &Summary) -> serde_json::Value {
