@@ -17,7 +17,7 @@ mod tests;
 use crate::api::OpenOptions;
 use crate::error::{Error, Result};
 use crate::lock::{self, Mutex};
-use crate::space::chunks::ChunkPlan;
+use crate::space::chunks::{ChunkPlan, Wanted};
 use crate::space::device::DeviceSpace;
 use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
@@ -28,7 +28,7 @@ use crate::space::reserve::{Overcommit, Reservation, Space as Accounts, global_r
 use crate::space::{Pinned, Run, SpaceKind};
 use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
-use larder_format::items::{BlockGroupFlags, Chunk};
+use larder_format::items::{BlockGroupFlags, Chunk, Profile};
 use larder_format::{Generation, Logical, ObjectId, Superblock};
 use larder_volume::Volume;
 use std::sync::Arc;
@@ -126,7 +126,8 @@ impl Allocator {
         let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
         let nodesize = sb.nodesize.get();
         let skinny = incompat.contains(Incompat::SKINNY_METADATA);
-        let device = DeviceSpace::load(sb, roots, epoch)?;
+        let is_here = |id| volume.device(id).is_some();
+        let device = DeviceSpace::load(sb, roots, epoch, &is_here)?;
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
         let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
         let rebuild = load_groups(&groups, volume, roots, epoch, nodesize)?;
@@ -183,16 +184,21 @@ impl Allocator {
         self.global_trees.load(Ordering::Relaxed)
     }
 
-    /// The metadata for which device space of `usable` bytes is enough.
-    fn overcommit(&self, usable: u64) -> Overcommit {
-        // A chunk needs whole stripes in one place, so a little is always lost.
-        Overcommit((usable / self.copies(SpaceKind::Metadata)).saturating_sub(4 << 20) / 8 * 7)
+    /// The metadata that may be promised where chunks can still get so many bytes of it.
+    fn overcommit(&self, capacity: u64) -> Overcommit {
+        // A chunk needs whole stripes in one place, so a little is always lost, on each device.
+        let devices = self.volume.devices().count() as u64;
+        Overcommit(capacity.saturating_sub(devices * (4 << 20)) / 8 * 7)
+    }
+    /// Bytes that can still get into chunks of metadata, after `plan` is carried out.
+    fn metadata_capacity(&self, device: &DeviceSpace, plan: Option<&ChunkPlan>) -> u64 {
+        device.capacity(self.profile(SpaceKind::Metadata), plan)
     }
     /// Chunks have gone. Tells the accounts how much device space can still become metadata.
     fn note_device_space(&self) {
         self.size_global_reserve();
         let device = self.device.lock();
-        self.accounts.set_overcommit(self.overcommit(device.usable(None)));
+        self.accounts.set_overcommit(self.overcommit(self.metadata_capacity(&device, None)));
     }
 
     /// Type and profile that new chunks get: those of the last group of the kind.
@@ -205,14 +211,17 @@ impl Allocator {
         let all = self.groups.all();
         all.iter().rev().find(|g| g.flags().contains(fallback)).map_or(fallback, |g| g.flags())
     }
+    fn profile(&self, kind: SpaceKind) -> Profile {
+        self.flags(kind).profile().unwrap_or(Profile::Single)
+    }
     pub(crate) fn copies(&self, kind: SpaceKind) -> u64 {
-        self.flags(kind).profile().map_or(1, |p| u64::from(p.copies())).max(1)
+        u64::from(self.profile(kind).copies())
     }
 
-    /// Where a chunk for `kind` would lie, if the device has room for one.
+    /// Where a chunk for `kind` would lie, if the devices have room for one.
     fn plan(&self, device: &DeviceSpace, kind: SpaceKind) -> Option<ChunkPlan> {
-        let copies = usize::try_from(self.copies(kind)).unwrap_or(1);
-        device.plan(kind, copies, self.total_bytes)
+        let profile = self.profile(kind);
+        device.plan(&Wanted { kind, profile, total: self.total_bytes })
     }
     /// Which of the counters of chunks is for `kind`.
     fn counter(&self, kind: SpaceKind) -> &AtomicU64 {
@@ -389,10 +398,10 @@ impl Allocator {
         std::mem::take(&mut self.rebuild.lock())
     }
 
-    /// Bytes of the device, and those that no chunk takes.
+    /// Bytes of all devices, and those that no chunk takes.
     pub(crate) fn device_bytes(&self) -> (u64, u64) {
         let device = self.device.lock();
-        (device.size, device.unallocated())
+        (device.size(), device.unallocated())
     }
     /// Bytes that a new chunk for `kind` would have; 0 without room for one.
     pub(crate) fn next_chunk(&self, kind: SpaceKind) -> u64 {
@@ -406,7 +415,7 @@ impl Allocator {
     /// Size and free bytes of the file system as data sees them.
     pub(crate) fn statfs(&self) -> (u64, u64) {
         let copies = self.copies(SpaceKind::Data);
-        let unallocated = self.device.lock().unallocated() / copies;
+        let unallocated = self.device.lock().unallocated_as(self.profile(SpaceKind::Data));
         let data = self.accounts.figures(SpaceKind::Data);
         let free =
             data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));

@@ -1,32 +1,118 @@
-//! How large new chunks are and where on a device their stripes go.
+//! How large new chunks are, and on which devices and where their stripes go.
 //!
-//! Sizes are policy, not format. They are those of Linux, so that an image that Larder fills looks
-//! like any other. Everything here is arithmetic on what is taken; nothing is allocated.
+//! Sizes and the choice of devices are policy, not format. They are those of Linux, so that file
+//! systems that Larder fills look like any other: the devices with the most room in one place come
+//! first, a striped chunk takes all that have room, and its stripes are as long as the last of them
+//! allows. Everything here is arithmetic on what is taken; nothing is allocated.
+//!
+//! [`capacity`] answers another question: how many bytes can still get into chunks of a profile,
+//! if one is made after the other? Promises to metadata and the free space that people see depend
+//! on it, so it never says more than there is.
 
 use crate::space::SpaceKind;
-use larder_format::items::Chunk;
-use larder_format::{DEVICE_RESERVED, Logical, Physical, STRIPE_LEN};
+use larder_format::items::{Chunk, Profile};
+use larder_format::{DEVICE_RESERVED, DeviceId, Logical, Physical, STRIPE_LEN};
 use larder_volume::{MappedChunk, Stripe};
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 
 /// Sizes that a tenth of the file system is rounded up to.
 const STEP: u64 = 16 << 20;
 /// Shortest stripe worth having.
 pub(crate) const MIN_STRIPE: u64 = 1 << 20;
+/// Longest stripe.
+const MAX_STRIPE: u64 = 1 << 30;
+/// Most stripes of a chunk: as many as an item in a leaf of 4 KiB has room for.
+const MAX_STRIPES: u16 = 120;
+/// The superblock has room for the chunks of the chunk tree with so many stripes, while one is
+/// exchanged for another.
+const MAX_SYSTEM_STRIPES: u16 = 26;
 
-/// Bytes (logical) that a new chunk should have, on a file system of `total` bytes.
-///
-/// At most about a tenth of it (rounded up to 16 MiB: 112 MiB of 1 GiB). So small images do not run
-/// out of device space with one half-empty chunk for each type.
-#[must_use]
-pub(crate) fn chunk_size_for(kind: SpaceKind, total: u64) -> u64 {
-    let most = match kind {
-        SpaceKind::Data => 1 << 30,
-        SpaceKind::Metadata if total > 50 << 30 => 1 << 30,
-        SpaceKind::Metadata => 256 << 20,
-        SpaceKind::System => 32 << 20,
-    };
-    most.min((total / 10).next_multiple_of(STEP))
+/// What a new chunk should be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) kind: SpaceKind,
+    pub(crate) profile: Profile,
+    /// Bytes of all devices of the file system.
+    pub(crate) total: u64,
+}
+
+impl Wanted {
+    /// Most bytes of the chunk, and of each of its stripes.
+    fn limits(&self) -> (u64, u64) {
+        let most = match self.kind {
+            SpaceKind::Data => 10 << 30,
+            SpaceKind::Metadata if self.total > 50 << 30 => 1 << 30,
+            SpaceKind::Metadata => 256 << 20,
+            SpaceKind::System => 32 << 20,
+        };
+        (most, most.min(MAX_STRIPE))
+    }
+
+    /// Bytes that each stripe of a chunk with so many of them should have.
+    ///
+    /// The chunk has at most about a tenth of the file system, so small ones do not run out of
+    /// device space with one half-empty chunk for each type. The part of a stripe is rounded up to
+    /// 16 MiB: 112 MiB of a file system of 1 GiB.
+    fn stripe_len(&self, stripes: u16) -> u64 {
+        let (chunk, stripe) = self.limits();
+        let columns = u64::from(self.profile.data_stripes(stripes));
+        stripe.min((chunk.min(self.total / 10) / columns).next_multiple_of(STEP))
+    }
+
+    /// So many devices are used of `there`, of which each has room. `None`: too few.
+    fn devices_of(&self, there: usize) -> Option<u16> {
+        let most = if self.kind == SpaceKind::System { MAX_SYSTEM_STRIPES } else { MAX_STRIPES };
+        let most = self.profile.max_devices().min(most);
+        let n = u16::try_from(there).unwrap_or(u16::MAX).min(most);
+        let n = n - n % self.profile.sub_stripes();
+        (n >= self.profile.min_devices()).then_some(n)
+    }
+}
+
+/// Stripes of a chunk that lie on one device.
+fn stripes_on_each(profile: Profile) -> usize {
+    if profile == Profile::Dup { 2 } else { 1 }
+}
+
+/// What chunks can have of a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    pub(crate) device: DeviceId,
+    /// Unused stretches, as (first byte, bytes).
+    pub(crate) holes: Vec<(Physical, u64)>,
+}
+
+impl Room {
+    /// Bytes in stretches that are long enough for a stripe.
+    fn bytes(&self) -> u64 {
+        self.holes.iter().map(|h| h.1).filter(|len| *len >= MIN_STRIPE).sum()
+    }
+
+    /// Places for `count` stripes of `len` bytes.
+    fn places(&self, len: u64, count: usize) -> Option<SmallVec<[Physical; 2]>> {
+        let mut places = SmallVec::new();
+        for (at, room) in &self.holes {
+            let mut used = 0;
+            while places.len() < count && room - used >= len {
+                places.push(at.plus(used));
+                used += len;
+            }
+        }
+        (places.len() == count).then_some(places)
+    }
+
+    /// The longest that `count` stripes can be, up to `most` bytes. 0 if that is too short.
+    fn longest(&self, count: usize, most: u64) -> u64 {
+        // The answer is `most`, or a hole, or an equal part of one.
+        let parts = |hole: u64| {
+            (1..=count as u64).map(move |n| (hole / n).min(most) / STRIPE_LEN * STRIPE_LEN)
+        };
+        let lengths = self.holes.iter().flat_map(|hole| parts(hole.1));
+        let mut lengths: Vec<u64> = lengths.filter(|len| *len >= MIN_STRIPE).collect();
+        lengths.sort_unstable_by_key(|len| Reverse(*len));
+        lengths.into_iter().find(|len| self.places(*len, count).is_some()).unwrap_or(0)
+    }
 }
 
 /// Unused stretches of a device of `size` bytes, as (first byte, bytes): whole stripe units, none
@@ -56,47 +142,96 @@ pub(crate) fn device_gaps(taken: &[(Physical, u64)], size: u64) -> Vec<(Physical
     gaps
 }
 
-/// Where a new chunk goes: the length of each stripe and their places.
+/// Where a new chunk goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkPlan {
-    /// Bytes of each stripe; with one or two copies also of the chunk.
+    /// Bytes of the chunk.
     pub(crate) len: u64,
-    /// First byte of each copy.
-    pub(crate) stripes: SmallVec<[Physical; 2]>,
+    /// Bytes of each stripe.
+    pub(crate) stripe_len: u64,
+    /// Where each stripe begins.
+    pub(crate) stripes: SmallVec<[Stripe; 2]>,
 }
 
-/// Plans a chunk with `copies` copies on one device: as long as [`chunk_size_for`] says, or as the
-/// holes allow. `None` when not even a short one fits.
+/// Plans a chunk: as long as [`Wanted`] says, or as the holes allow. `None` when too few devices
+/// have room for even a short stripe.
 #[must_use]
-pub(crate) fn plan_chunk(
-    kind: SpaceKind,
-    copies: usize,
-    total: u64,
-    taken: &[(Physical, u64)],
-    device_size: u64,
-) -> Option<ChunkPlan> {
-    let holes = device_holes(taken, device_size);
-    let place = |len: u64| {
-        let mut stripes = SmallVec::new();
-        for (at, room) in &holes {
-            let mut used = 0;
-            while stripes.len() < copies && room - used >= len {
-                stripes.push(at.plus(used));
-                used += len;
-            }
-        }
-        (stripes.len() == copies).then_some(ChunkPlan { len, stripes })
-    };
-    let want = chunk_size_for(kind, total);
-    if let Some(plan) = place(want) {
-        return Some(plan);
+pub(crate) fn plan_chunk(wanted: &Wanted, rooms: &[Room]) -> Option<ChunkPlan> {
+    let each = stripes_on_each(wanted.profile);
+    let most = wanted.limits().1;
+    let mut usable: Vec<(&Room, u64)> = rooms
+        .iter()
+        .map(|room| (room, room.longest(each, most)))
+        .filter(|(_, longest)| *longest > 0)
+        .collect();
+    usable.sort_by_key(|(room, longest)| (Reverse(*longest), Reverse(room.bytes()), room.device));
+    let devices = usize::from(wanted.devices_of(usable.len())?);
+    let chosen = &usable[..devices];
+    let count = u16::try_from(devices * each).ok()?;
+    let stripe_len = wanted.stripe_len(count).min(chosen.last()?.1);
+    let mut stripes = SmallVec::new();
+    for (room, _) in chosen {
+        let places = room.places(stripe_len, each)?;
+        stripes.extend(places.into_iter().map(|at| Stripe { device: room.device, at }));
     }
-    // Every answer to "how long at most" is a hole or an equal part of one.
-    let most =
-        holes.iter().flat_map(|h| (1..=copies as u64).map(|n| h.1 / n / STRIPE_LEN * STRIPE_LEN));
-    let mut sizes: Vec<u64> = most.filter(|len| (MIN_STRIPE..want).contains(len)).collect();
-    sizes.sort_unstable_by(|a, b| b.cmp(a));
-    sizes.into_iter().find_map(place)
+    let len = stripe_len * u64::from(wanted.profile.data_stripes(count));
+    Some(ChunkPlan { len, stripe_len, stripes })
+}
+
+/// Bytes that can still get into chunks of a profile, on these devices.
+#[must_use]
+pub(crate) fn capacity(profile: Profile, rooms: &[Room]) -> u64 {
+    divided(profile, rooms.iter().map(Room::bytes).collect())
+}
+
+/// Bytes of data that get into chunks of a profile on devices with so many free bytes.
+#[must_use]
+pub(crate) fn divided(profile: Profile, mut free: Vec<u64>) -> u64 {
+    free.retain(|bytes| *bytes > 0);
+    free.sort_unstable();
+    match profile {
+        Profile::Single => free.iter().sum(),
+        Profile::Dup => free.iter().map(|bytes| bytes / 2).sum(),
+        Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4 => {
+            mirrored(u64::from(profile.copies()), &free)
+        }
+        _ => striped(profile, &free),
+    }
+}
+
+/// Each byte lies on `copies` devices, whichever have room. `free` is ascending.
+fn mirrored(copies: u64, free: &[u64]) -> u64 {
+    // A device holds each byte once, so of the largest no more counts than there is of the whole.
+    let mut rest: u64 = free.iter().sum();
+    let mut left = copies;
+    for largest in free.iter().rev() {
+        if left == 0 {
+            return 0;
+        }
+        let whole = rest / left;
+        if *largest <= whole {
+            return whole;
+        }
+        // This device has a copy of everything.
+        rest -= largest;
+        left -= 1;
+    }
+    0
+}
+
+/// Each chunk lies on all devices that have room. `free` is ascending.
+fn striped(profile: Profile, free: &[u64]) -> u64 {
+    let (mut sum, mut below) = (0, 0);
+    for (i, bytes) in free.iter().enumerate() {
+        let there = u16::try_from(free.len() - i).unwrap_or(u16::MAX).min(MAX_STRIPES);
+        let stripes = there - there % profile.sub_stripes();
+        if stripes < profile.min_devices() {
+            break;
+        }
+        sum += (bytes - below) * u64::from(profile.data_stripes(stripes));
+        below = *bytes;
+    }
+    sum
 }
 
 /// A chunk as the map wants it.
@@ -112,19 +247,43 @@ pub(crate) fn mapped(start: Logical, chunk: &Chunk) -> MappedChunk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
 
+    fn wanted(kind: SpaceKind, profile: Profile, total: u64) -> Wanted {
+        Wanted { kind, profile, total }
+    }
+
+    /// Devices 1, 2, … with one hole each.
+    fn rooms(bytes: &[u64]) -> Vec<Room> {
+        let room = |(i, bytes): (usize, &u64)| Room {
+            device: DeviceId(i as u64 + 1),
+            holes: vec![(Physical(MIB), *bytes)],
+        };
+        bytes.iter().enumerate().map(room).collect()
+    }
+
+    fn one_device(taken: &[(Physical, u64)], size: u64) -> [Room; 1] {
+        [Room { device: DeviceId(1), holes: device_holes(taken, size) }]
+    }
+
+    fn devices(plan: &ChunkPlan) -> Vec<u64> {
+        plan.stripes.iter().map(|s| s.device.0).collect()
+    }
+
     #[test]
     fn sizes_are_those_of_linux() {
-        assert_eq!(chunk_size_for(SpaceKind::Data, GIB), 112 * MIB);
-        assert_eq!(chunk_size_for(SpaceKind::Metadata, GIB), 112 * MIB);
-        assert_eq!(chunk_size_for(SpaceKind::Metadata, 8 * GIB), 256 * MIB);
-        assert_eq!(chunk_size_for(SpaceKind::Metadata, 60 * GIB), GIB);
-        assert_eq!(chunk_size_for(SpaceKind::Data, 1 << 45), GIB);
-        assert_eq!(chunk_size_for(SpaceKind::System, GIB), 32 * MIB);
-        assert_eq!(chunk_size_for(SpaceKind::System, 128 * MIB), 16 * MIB);
+        let one = |kind, total| wanted(kind, Profile::Single, total).stripe_len(1);
+        assert_eq!(one(SpaceKind::Data, GIB), 112 * MIB);
+        assert_eq!(one(SpaceKind::Metadata, GIB), 112 * MIB);
+        assert_eq!(one(SpaceKind::Metadata, 8 * GIB), 256 * MIB);
+        assert_eq!(one(SpaceKind::Metadata, 60 * GIB), GIB);
+        assert_eq!(one(SpaceKind::Data, 1 << 45), GIB);
+        assert_eq!(one(SpaceKind::System, GIB), 32 * MIB);
+        assert_eq!(one(SpaceKind::System, 128 * MIB), 16 * MIB);
     }
 
     #[test]
@@ -148,24 +307,107 @@ mod tests {
     #[test]
     fn plans_shrink_to_what_is_there() {
         let size = GIB;
-        let plan = plan_chunk(SpaceKind::Metadata, 2, size, &[], size).unwrap();
-        assert_eq!(
-            (plan.len, &plan.stripes[..]),
-            (112 * MIB, &[Physical(MIB), Physical(113 * MIB)][..])
-        );
+        let dup = wanted(SpaceKind::Metadata, Profile::Dup, size);
+        let single = wanted(SpaceKind::Data, Profile::Single, size);
+        let at = |plan: &ChunkPlan| plan.stripes.iter().map(|s| s.at).collect::<Vec<_>>();
+        let plan = plan_chunk(&dup, &one_device(&[], size)).unwrap();
+        assert_eq!((plan.len, plan.stripe_len), (112 * MIB, 112 * MIB));
+        assert_eq!(at(&plan), [Physical(MIB), Physical(113 * MIB)]);
         // Holes of 20 and 30 MiB: the copies fit with 20 each, one of them alone could have 30.
         let taken = [(Physical(21 * MIB), 100 * MIB), (Physical(151 * MIB), size)];
-        let plan = plan_chunk(SpaceKind::Metadata, 2, size, &taken, size).unwrap();
+        let plan = plan_chunk(&dup, &one_device(&taken, size)).unwrap();
         assert_eq!((plan.len, plan.stripes.len()), (20 * MIB, 2));
-        let plan = plan_chunk(SpaceKind::Data, 1, size, &taken, size).unwrap();
-        assert_eq!((plan.len, plan.stripes[0]), (30 * MIB, Physical(121 * MIB)));
+        let plan = plan_chunk(&single, &one_device(&taken, size)).unwrap();
+        assert_eq!((plan.len, at(&plan)), (30 * MIB, vec![Physical(121 * MIB)]));
         // One hole, two copies.
         let taken = [(Physical(MIB), 500 * MIB), (Physical(531 * MIB), size)];
-        let plan = plan_chunk(SpaceKind::Metadata, 2, size, &taken, size).unwrap();
-        assert_eq!((plan.len, plan.stripes[1].0 - plan.stripes[0].0), (15 * MIB, 15 * MIB));
-        assert_eq!(
-            plan_chunk(SpaceKind::Data, 1, size, &[(Physical(MIB + MIB / 2), size)], size),
-            None
-        );
+        let plan = plan_chunk(&dup, &one_device(&taken, size)).unwrap();
+        assert_eq!((plan.len, at(&plan)[1].0 - at(&plan)[0].0), (15 * MIB, 15 * MIB));
+        let taken = [(Physical(MIB + MIB / 2), size)];
+        assert_eq!(plan_chunk(&single, &one_device(&taken, size)), None);
+    }
+
+    #[test]
+    fn the_roomiest_devices_come_first() {
+        let plan = |profile, kind, free: &[u64]| {
+            plan_chunk(&wanted(kind, profile, free.iter().sum()), &rooms(free))
+        };
+        let raid1 =
+            plan(Profile::Raid1, SpaceKind::Metadata, &[3 * GIB, 9 * GIB, 5 * GIB]).unwrap();
+        assert_eq!((devices(&raid1), raid1.len), (vec![2, 3], 256 * MIB));
+        let raid0 = plan(Profile::Raid0, SpaceKind::Data, &[8 * GIB, 100 * MIB, 8 * GIB]).unwrap();
+        // As long as the shortest: all that have room take part.
+        assert_eq!((devices(&raid0), raid0.stripe_len), (vec![1, 3, 2], 100 * MIB));
+        assert_eq!(raid0.len, 300 * MIB);
+        let raid10 = plan(Profile::Raid10, SpaceKind::Data, &[40 * GIB; 5]).unwrap();
+        assert_eq!((devices(&raid10), raid10.len), (vec![1, 2, 3, 4], 2 * GIB));
+        let raid6 = plan(Profile::Raid6, SpaceKind::Data, &[40 * GIB; 5]).unwrap();
+        assert_eq!((raid6.stripes.len(), raid6.stripe_len, raid6.len), (5, GIB, 3 * GIB));
+        assert_eq!(plan(Profile::Raid1c3, SpaceKind::Data, &[GIB, GIB]), None);
+        assert_eq!(plan(Profile::Raid1, SpaceKind::Data, &[GIB, MIB / 2]), None);
+        assert_eq!(plan(Profile::Raid6, SpaceKind::System, &[GIB; 64]).unwrap().stripes.len(), 26);
+        assert_eq!(plan(Profile::Raid5, SpaceKind::Data, &[GIB; 200]).unwrap().stripes.len(), 120);
+    }
+
+    #[test]
+    fn capacities_by_hand() {
+        let of = |profile, free: &[u64]| capacity(profile, &rooms(&in_mib(free))) / MIB;
+        assert_eq!(of(Profile::Single, &[10, 20, 30]), 60);
+        assert_eq!(of(Profile::Dup, &[10, 20]), 15);
+        assert_eq!(of(Profile::Raid1, &[10, 20, 30]), 30);
+        assert_eq!(of(Profile::Raid1, &[10, 20, 70]), 30);
+        assert_eq!(of(Profile::Raid1, &[70]), 0);
+        assert_eq!(of(Profile::Raid1c3, &[10, 20, 30]), 10);
+        assert_eq!(of(Profile::Raid1c4, &[10, 10, 10, 10, 40]), 13);
+        assert_eq!(of(Profile::Raid0, &[10, 20, 30]), 60);
+        assert_eq!(of(Profile::Raid10, &[10, 20, 30, 40]), 20 + 10 + 10);
+        assert_eq!(of(Profile::Raid5, &[10, 20, 30]), 20 + 10);
+        assert_eq!(of(Profile::Raid6, &[10, 20, 30, 40]), 20 + 10);
+    }
+
+    fn in_mib(sizes: &[u64]) -> Vec<u64> {
+        sizes.iter().map(|n| n * MIB).collect()
+    }
+
+    proptest! {
+        /// One chunk after the other: each is what its profile wants, in space that was free, and
+        /// together they hold what was foretold, but for a little that is left in ends.
+        #[test]
+        fn chunks_fill_the_devices(
+            sizes in prop::collection::vec(4u64..600, 1..7),
+            profile in prop::sample::select(&Profile::ALL[..]),
+        ) {
+            let mut rooms = rooms(&in_mib(&sizes));
+            let total = sizes.iter().sum::<u64>() * MIB;
+            let wanted = wanted(SpaceKind::Data, profile, total);
+            let foretold = capacity(profile, &rooms);
+            let mut made = 0;
+            while let Some(plan) = plan_chunk(&wanted, &rooms) {
+                let stripes = u16::try_from(plan.stripes.len()).unwrap();
+                prop_assert!(profile.fits_stripes(stripes));
+                prop_assert_eq!(profile.stripe_bytes(plan.len, stripes), plan.stripe_len);
+                let on: BTreeSet<_> = plan.stripes.iter().map(|s| s.device).collect();
+                prop_assert_eq!(on.len() * stripes_on_each(profile), plan.stripes.len());
+                for stripe in &plan.stripes {
+                    take(&mut rooms, *stripe, plan.stripe_len);
+                }
+                made += plan.len;
+            }
+            let ends = sizes.len() as u64 * 2 * MIB * 6;
+            prop_assert!(made + ends >= foretold, "{made} of {foretold}");
+        }
+    }
+
+    fn take(rooms: &mut [Room], stripe: Stripe, len: u64) {
+        let room = rooms.iter_mut().find(|r| r.device == stripe.device).unwrap();
+        let inside = |h: &&mut (Physical, u64)| h.0 <= stripe.at && stripe.at < h.0.plus(h.1);
+        let hole = room.holes.iter_mut().find(inside).unwrap();
+        let (from, to) = (stripe.at.0 - hole.0.0, stripe.at.0 + len - hole.0.0);
+        assert!(to <= hole.1, "a stripe lies in free space");
+        let (start, bytes) = *hole;
+        *hole = (start, from);
+        room.holes.push((start.plus(to), bytes - to));
+        room.holes.retain(|h| h.1 > 0);
+        room.holes.sort_unstable();
     }
 }

@@ -1,130 +1,128 @@
-//! What chunks take of the device, and where the next one would lie.
+//! What chunks take of the devices, and where the next one would lie.
 //!
-//! Chunks are in two trees: as stripes in the chunk tree, and as extents of the device. Both must
+//! Chunks are in two trees: as stripes in the chunk tree, and as extents of devices. Both must
 //! say the same, because a new chunk gets what no extent takes. Space outside of chunks has no
-//! logical address, so only a trim tells the device that it is free. What the device has been told
+//! logical address, so only a trim tells the device that it is free. What a device has been told
 //! is noted here ([`Told`]).
+//!
+//! A device of the file system may be missing. What chunks take of it stays known, and no new
+//! chunk goes there.
 
 use crate::error::{Error, Place, Result};
-use crate::space::SpaceKind;
-use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, plan_chunk};
-use crate::tree::{Epoch, Roots};
-use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
+use crate::space::chunks::{
+    ChunkPlan, Room, Wanted, capacity, device_gaps, device_holes, divided, plan_chunk,
+};
+use crate::tree::{Epoch, Roots, Version};
+use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Profile, Stripe, encode_sys_array};
 use larder_format::{
-    DeviceId, FormatError, Key, KeyType, Logical, ObjectId, Physical, STRIPE_LEN, Superblock,
+    DevItem, DeviceId, FormatError, Key, KeyType, Logical, ObjectId, Physical, STRIPE_LEN,
+    Superblock,
 };
 use std::collections::BTreeMap;
+use zerocopy::FromBytes;
 
-/// What chunks take of the device.
+/// What chunks take of all devices.
 #[derive(Debug)]
 pub(super) struct DeviceSpace {
-    pub(super) id: DeviceId,
+    devices: BTreeMap<DeviceId, OneDevice>,
+    chunks: BTreeMap<Logical, Chunk>,
+}
+
+/// What chunks take of one device.
+#[derive(Debug)]
+struct OneDevice {
     uuid: [u8; 16],
-    pub(super) size: u64,
+    size: u64,
+    /// Chunks can be made on it.
+    present: bool,
     /// First byte and length of every device extent.
     taken: BTreeMap<Physical, u64>,
     /// What the device was told of outside of them.
-    pub(super) told: Told,
-    chunks: BTreeMap<Logical, Chunk>,
+    told: Told,
 }
 
 fn corrupt_item(tree: ObjectId, key: Key) -> impl Fn(FormatError) -> Error {
     move |e| Error::corrupt(Place::item(tree, key), e.0)
 }
 
+/// From the first to the last item of a kind.
+fn all(id: ObjectId, kind: KeyType) -> (Key, Key) {
+    (Key::new(id, kind, 0), Key::new(id, kind, u64::MAX))
+}
+
 impl DeviceSpace {
-    /// Reads chunks and device extents.
+    /// Reads devices, chunks and device extents. `is_here` says which devices there are.
     ///
     /// # Errors
-    /// Reading; `Corrupt` where the two do not agree.
-    pub(super) fn load(sb: &Superblock, roots: &Roots, epoch: &Epoch) -> Result<Self> {
-        let id = DeviceId(sb.dev_item.devid.get());
-        let mut device = Self {
-            id,
-            uuid: sb.dev_item.uuid,
-            size: sb.dev_item.total_bytes.get(),
-            taken: BTreeMap::new(),
-            told: Told::default(),
-            chunks: BTreeMap::new(),
-        };
-        let all = |id: ObjectId, kind| (Key::new(id, kind, 0), Key::new(id, kind, u64::MAX));
-        let (from, to) = all(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM);
-        roots.chunk.version(epoch.clone()).scan(&from, &to, |item| {
-            let chunk =
-                Chunk::parse(item.data()).map_err(corrupt_item(ObjectId::CHUNK_TREE, item.key))?;
-            device.chunks.insert(Logical(item.key.offset), chunk);
-            Ok(true)
-        })?;
-        let (from, to) = all(ObjectId(id.0), KeyType::DEV_EXTENT);
-        roots.dev.version(epoch.clone()).scan(&from, &to, |item| {
-            let extent = DevExtent::parse(item.data())
-                .map_err(corrupt_item(ObjectId::DEV_TREE, item.key))?;
-            device.taken.insert(Physical(item.key.offset), extent.length.get());
-            Ok(true)
-        })?;
-        device.check()?;
-        Ok(device)
+    /// Reading; `Corrupt` where chunks and device extents do not agree.
+    pub(super) fn load(
+        sb: &Superblock,
+        roots: &Roots,
+        epoch: &Epoch,
+        is_here: &dyn Fn(DeviceId) -> bool,
+    ) -> Result<Self> {
+        let (chunk_tree, dev_tree) =
+            (roots.chunk.version(epoch.clone()), roots.dev.version(epoch.clone()));
+        let mut devices = BTreeMap::new();
+        if sb.num_devices.get() > 1 {
+            devices = read_devices(&chunk_tree, is_here)?;
+        }
+        // What the superblock says of its own device holds.
+        let id = sb.device_id();
+        devices.insert(id, OneDevice::new(&sb.dev_item, is_here(id)));
+        for (id, device) in &mut devices {
+            device.taken = read_extents(&dev_tree, *id)?;
+        }
+        let this = Self { devices, chunks: read_chunks(&chunk_tree)? };
+        this.check()?;
+        Ok(this)
+    }
+
+    fn present(&self) -> impl Iterator<Item = (DeviceId, &OneDevice)> {
+        self.devices.iter().filter(|(_, d)| d.present).map(|(id, d)| (*id, d))
+    }
+    /// Bytes of all devices.
+    pub(super) fn size(&self) -> u64 {
+        self.devices.values().map(|d| d.size).sum()
     }
     /// Bytes that no chunk takes.
     pub(super) fn unallocated(&self) -> u64 {
-        let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
-        usable.saturating_sub(self.taken.values().sum())
+        self.present().map(|(_, d)| d.unallocated()).sum()
     }
-    /// Bytes that can still become chunks, after `plan` is carried out if there is one. Space
-    /// between chunks that is too short for a stripe does not count.
-    pub(super) fn usable(&self, plan: Option<&ChunkPlan>) -> u64 {
-        let mut taken = self.taken();
-        if let Some(plan) = plan {
-            taken.extend(plan.stripes.iter().map(|at| (*at, plan.len)));
-            taken.sort_unstable();
-        }
-        let holes = device_holes(&taken, self.size);
-        holes.iter().map(|h| h.1).filter(|len| *len >= MIN_STRIPE).sum()
+    /// The same, as bytes of data in chunks of a profile.
+    pub(super) fn unallocated_as(&self, profile: Profile) -> u64 {
+        divided(profile, self.present().map(|(_, d)| d.unallocated()).collect())
+    }
+    /// Bytes that can still get into chunks of a profile, after `plan` is carried out if there is
+    /// one.
+    pub(super) fn capacity(&self, profile: Profile, plan: Option<&ChunkPlan>) -> u64 {
+        capacity(profile, &self.rooms(plan))
+    }
+    /// What is free on the devices that are there, after `plan` is carried out if there is one.
+    fn rooms(&self, plan: Option<&ChunkPlan>) -> Vec<Room> {
+        let room = |(id, device): (DeviceId, &OneDevice)| {
+            let mut taken = device.taken();
+            if let Some(plan) = plan {
+                let here = plan.stripes.iter().filter(|s| s.device == id);
+                taken.extend(here.map(|s| (s.at, plan.stripe_len)));
+                taken.sort_unstable();
+            }
+            Room { device: id, holes: device_holes(&taken, device.size) }
+        };
+        self.present().map(room).collect()
     }
     /// Every stripe must have a device extent of its own, and every device extent a stripe: the
     /// space for a new chunk is all that no device extent takes.
     fn check(&self) -> Result<()> {
-        let wrong = |at: Physical, what: &str| {
-            let key = Key::new(ObjectId(self.id.0), KeyType::DEV_EXTENT, at.0);
-            Error::corrupt(Place::item(ObjectId::DEV_TREE, key), what)
-        };
-        let mut end = 0;
-        for (at, len) in &self.taken {
-            if at.0 < end {
-                return Err(wrong(*at, "device extent overlaps the one before"));
-            }
-            end =
-                at.0.checked_add(*len)
-                    .filter(|end| *len > 0 && *end <= self.size)
-                    .ok_or_else(|| wrong(*at, "device extent does not lie in the device"))?;
+        for (id, device) in &self.devices {
+            device.check(*id, &self.chunks)?;
         }
-        let mut stripes = 0;
-        for chunk in self.chunks.values() {
-            for stripe in chunk.stripes.iter().filter(|s| s.devid == self.id) {
-                stripes += 1;
-                if self.taken.get(&stripe.offset) != Some(&chunk.stripe_bytes()) {
-                    return Err(wrong(
-                        stripe.offset,
-                        "chunk's stripe has no device extent of its length",
-                    ));
-                }
-            }
-        }
-        let first = self.taken.keys().next().copied().unwrap_or_default();
-        if stripes == self.taken.len() {
-            Ok(())
-        } else {
-            Err(wrong(first, "device extents and stripes do not pair up"))
-        }
-    }
-    fn taken(&self) -> Vec<(Physical, u64)> {
-        self.taken.iter().map(|(at, len)| (*at, *len)).collect()
+        Ok(())
     }
 
-    /// A chunk with `copies` copies, if there is room for one on this device of a file system of
-    /// `total` bytes.
-    pub(super) fn plan(&self, kind: SpaceKind, copies: usize, total: u64) -> Option<ChunkPlan> {
-        plan_chunk(kind, copies, total, &self.taken(), self.size)
+    /// A chunk like this, if there is room for one.
+    pub(super) fn plan(&self, wanted: &Wanted) -> Option<ChunkPlan> {
+        plan_chunk(wanted, &self.rooms(None))
     }
     /// Logical address for a new chunk: behind all others.
     pub(super) fn address_for(&self, plan: &ChunkPlan) -> Option<Logical> {
@@ -134,14 +132,21 @@ impl DeviceSpace {
     }
     /// The chunk that a plan becomes.
     pub(super) fn chunk_of(&self, plan: &ChunkPlan, flags: BlockGroupFlags) -> Chunk {
-        let stripe = |at: &Physical| Stripe { devid: self.id, offset: *at, dev_uuid: self.uuid };
+        let stripe = |s: &larder_volume::Stripe| Stripe {
+            devid: s.device,
+            offset: s.at,
+            dev_uuid: self.devices[&s.device].uuid,
+        };
         Chunk::new(plan.len, flags, plan.stripes.iter().map(stripe).collect())
     }
     /// A chunk was made.
     pub(super) fn add(&mut self, start: Logical, chunk: Chunk) {
+        let len = chunk.stripe_bytes();
         for stripe in &chunk.stripes {
-            self.taken.insert(stripe.offset, chunk.stripe_bytes());
-            self.told.take(stripe.offset, chunk.stripe_bytes());
+            if let Some(device) = self.devices.get_mut(&stripe.devid) {
+                device.taken.insert(stripe.offset, len);
+                device.told.take(stripe.offset, len);
+            }
         }
         self.chunks.insert(start, chunk);
     }
@@ -149,7 +154,9 @@ impl DeviceSpace {
     pub(super) fn remove(&mut self, start: Logical, chunk: &Chunk) {
         self.chunks.remove(&start);
         for stripe in &chunk.stripes {
-            self.taken.remove(&stripe.offset);
+            if let Some(device) = self.devices.get_mut(&stripe.devid) {
+                device.taken.remove(&stripe.offset);
+            }
         }
     }
     /// The chunk that begins at an address.
@@ -169,13 +176,117 @@ impl DeviceSpace {
         encode_sys_array(system.map(|(at, c)| (key(*at), c)))
             .map_err(|e| Error::corrupt(Place::default(), e.0))
     }
-    /// The first stretch that no chunk takes and that the device was not told of yet.
-    pub(super) fn first_untold(&self) -> Option<(Physical, u64)> {
+    /// The first stretch that no chunk takes and that its device was not told of yet.
+    pub(super) fn first_untold(&self) -> Option<(DeviceId, Physical, u64)> {
+        let first = |(id, device): (DeviceId, &OneDevice)| {
+            device.first_untold().map(|(at, len)| (id, at, len))
+        };
+        self.present().find_map(first)
+    }
+    /// A device was told of a stretch that [`Self::first_untold`] gave.
+    pub(super) fn was_told(&mut self, device: DeviceId, at: Physical, len: u64) {
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.told.add(at, len);
+        }
+    }
+}
+
+impl OneDevice {
+    fn new(item: &DevItem, present: bool) -> Self {
+        Self {
+            uuid: item.uuid,
+            size: item.total_bytes.get(),
+            present,
+            taken: BTreeMap::new(),
+            told: Told::default(),
+        }
+    }
+    fn taken(&self) -> Vec<(Physical, u64)> {
+        self.taken.iter().map(|(at, len)| (*at, *len)).collect()
+    }
+    fn unallocated(&self) -> u64 {
+        let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
+        usable.saturating_sub(self.taken.values().sum())
+    }
+    fn first_untold(&self) -> Option<(Physical, u64)> {
         let mut known = self.taken();
         known.extend(self.told.stretches());
         known.sort_unstable();
         device_gaps(&known, self.size).first().copied()
     }
+    fn check(&self, id: DeviceId, chunks: &BTreeMap<Logical, Chunk>) -> Result<()> {
+        let wrong = |at: Physical, what: &str| {
+            let key = Key::new(ObjectId(id.0), KeyType::DEV_EXTENT, at.0);
+            Error::corrupt(Place::item(ObjectId::DEV_TREE, key), what)
+        };
+        let mut end = 0;
+        for (at, len) in &self.taken {
+            if at.0 < end {
+                return Err(wrong(*at, "device extent overlaps the one before"));
+            }
+            end =
+                at.0.checked_add(*len)
+                    .filter(|end| *len > 0 && *end <= self.size)
+                    .ok_or_else(|| wrong(*at, "device extent does not lie in the device"))?;
+        }
+        let mut stripes = 0;
+        for chunk in chunks.values() {
+            for stripe in chunk.stripes.iter().filter(|s| s.devid == id) {
+                stripes += 1;
+                if self.taken.get(&stripe.offset) != Some(&chunk.stripe_bytes()) {
+                    let what = "chunk's stripe has no device extent of its length";
+                    return Err(wrong(stripe.offset, what));
+                }
+            }
+        }
+        let first = self.taken.keys().next().copied().unwrap_or_default();
+        if stripes == self.taken.len() {
+            Ok(())
+        } else {
+            Err(wrong(first, "device extents and stripes do not pair up"))
+        }
+    }
+}
+
+fn read_devices(
+    chunks: &Version,
+    is_here: &dyn Fn(DeviceId) -> bool,
+) -> Result<BTreeMap<DeviceId, OneDevice>> {
+    let mut devices = BTreeMap::new();
+    let (from, to) = all(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM);
+    chunks.scan(&from, &to, |found| {
+        let place = Place::item(ObjectId::CHUNK_TREE, found.key);
+        let item = DevItem::read_from_bytes(found.data());
+        let item = item.map_err(|_| Error::corrupt(place, "a device item of a wrong size"))?;
+        let id = DeviceId(item.devid.get());
+        devices.insert(id, OneDevice::new(&item, is_here(id)));
+        Ok(true)
+    })?;
+    Ok(devices)
+}
+
+fn read_chunks(chunks: &Version) -> Result<BTreeMap<Logical, Chunk>> {
+    let mut all_chunks = BTreeMap::new();
+    let (from, to) = all(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM);
+    chunks.scan(&from, &to, |item| {
+        let chunk = Chunk::parse(item.data());
+        let chunk = chunk.map_err(corrupt_item(ObjectId::CHUNK_TREE, item.key))?;
+        all_chunks.insert(Logical(item.key.offset), chunk);
+        Ok(true)
+    })?;
+    Ok(all_chunks)
+}
+
+fn read_extents(extents: &Version, device: DeviceId) -> Result<BTreeMap<Physical, u64>> {
+    let mut taken = BTreeMap::new();
+    let (from, to) = all(ObjectId(device.0), KeyType::DEV_EXTENT);
+    extents.scan(&from, &to, |item| {
+        let extent = DevExtent::parse(item.data());
+        let extent = extent.map_err(corrupt_item(ObjectId::DEV_TREE, item.key))?;
+        taken.insert(Physical(item.key.offset), extent.length.get());
+        Ok(true)
+    })?;
+    Ok(taken)
 }
 
 /// Stretches of a device that belong to no chunk and that it was told of.

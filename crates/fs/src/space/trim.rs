@@ -103,16 +103,16 @@ impl Allocator {
         Ok(done)
     }
 
-    /// Discards the space of the device that no chunk takes and that the device was not told of
+    /// Discards the space of devices that no chunk takes and that they were not told of
     /// yet, piece by piece. No chunk is made meanwhile. Returns the bytes.
     fn trim_unallocated(&self) -> Result<u64> {
         let mut done = 0;
         loop {
             let mut device = self.device.lock();
-            let Some((at, len)) = device.first_untold() else { return Ok(done) };
+            let Some((id, at, len)) = device.first_untold() else { return Ok(done) };
             let len = len.min(PIECE);
-            done += self.volume.discard_on(device.id, at, len)?;
-            device.told.add(at, len);
+            done += self.volume.discard_on(id, at, len)?;
+            device.was_told(id, at, len);
         }
     }
 }

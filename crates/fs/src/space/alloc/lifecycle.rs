@@ -48,7 +48,7 @@ impl Allocator {
         }
         let Some(plan) = self.plan(&device, kind) else { return Ok(ChunkOutcome::NoRoom) };
         let Some(start) = device.address_for(&plan) else { return Ok(ChunkOutcome::NoRoom) };
-        let left = device.usable(Some(&plan));
+        let left = self.metadata_capacity(&device, Some(&plan));
         let overcommit = self.overcommit(left);
         if !self.leaves_what_was_promised(kind, left, overcommit) {
             return Ok(ChunkOutcome::Promised);
@@ -66,14 +66,14 @@ impl Allocator {
         Ok(ChunkOutcome::Granted)
     }
 
-    /// What was promised to metadata must stay possible. Is it, if a chunk for `kind` leaves `left`
-    /// bytes of the device? Then no more than `overcommit` is promised from now on.
+    /// What was promised to metadata must stay possible. Is it, if a chunk for `kind` leaves room
+    /// for `left` bytes of it? Then no more than `overcommit` is promised from now on.
     fn leaves_what_was_promised(&self, kind: SpaceKind, left: u64, overcommit: Overcommit) -> bool {
         let most = match kind {
             // A chunk for metadata turns device space into metadata.
             SpaceKind::Metadata => return true,
             SpaceKind::Data if self.accounts.is_mixed() => return true,
-            SpaceKind::Data => left.saturating_sub(1 << 20) / self.copies(SpaceKind::Metadata),
+            SpaceKind::Data => left.saturating_sub(1 << 20),
             SpaceKind::System => u64::MAX,
         };
         self.accounts.take_device_space(most, overcommit)

@@ -6,11 +6,11 @@ use crate::error::{Error, Place, Result};
 use crate::space::alloc::NewGroup;
 use crate::space::{Run, free_space_tree, groups};
 use crate::tree::{Tree, TreeOps};
-use larder_format::items::{BlockGroupItem, DevExtent};
-use larder_format::{Key, KeyType, ObjectId};
+use larder_format::items::{BlockGroupItem, Chunk, DevExtent};
+use larder_format::{DevItem, Key, KeyType, ObjectId};
 use std::collections::btree_map::Entry;
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
 
 impl<'a> Committer<'a> {
     /// A run that was applied is free or used from now on.
@@ -132,8 +132,7 @@ impl<'a> Committer<'a> {
         if let Some(tree) = &ground.roots.free_space {
             free_space_tree::new_group(&mut self.ops(tree), run, &[])?;
         }
-        let added: u64 = group.chunk.stripes.len() as u64 * group.chunk.stripe_bytes();
-        self.change_device_bytes(i128::from(added))
+        self.change_device_bytes(&group.chunk, true)
     }
 
     /// Gives back block groups in which nothing is left.
@@ -151,27 +150,33 @@ impl<'a> Committer<'a> {
             }
             let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, run.start.0);
             self.ops(&ground.roots.chunk).delete(&key)?;
-            let gone: u64 = chunk.stripes.len() as u64 * chunk.stripe_bytes();
-            self.change_device_bytes(-i128::from(gone))?;
+            self.change_device_bytes(&chunk, false)?;
             self.removed.push((run, chunk));
         }
         Ok(())
     }
 
-    /// Changes the device's `bytes_used`, in the chunk tree and in the superblock.
-    fn change_device_bytes(&mut self, delta: i128) -> Result<()> {
+    /// Changes `bytes_used` of the devices that a chunk takes space of, in the chunk tree and, for
+    /// the device that it describes, in the superblock.
+    fn change_device_bytes(&mut self, chunk: &Chunk, added: bool) -> Result<()> {
         let ground = self.ground;
-        let mut item = ground.superblock.lock().dev_item;
-        let used = i128::from(item.bytes_used.get()) + delta;
-        let used = u64::try_from(used).map_err(|_| {
-            Error::corrupt(
-                Place::tree(ObjectId::CHUNK_TREE),
-                "more device space given back than was used",
-            )
-        })?;
-        item.bytes_used = U64::new(used);
-        ground.superblock.lock().dev_item = item;
-        let key = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, item.devid.get());
-        self.ops(&ground.roots.chunk).update(&key, item.as_bytes())
+        let tree = &ground.roots.chunk;
+        for stripe in &chunk.stripes {
+            let key = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, stripe.devid.0);
+            let wrong = |what| Error::corrupt(Place::item(ObjectId::CHUNK_TREE, key), what);
+            let found = self.ops(tree).get(&key)?;
+            let item = found.and_then(|data| DevItem::read_from_bytes(&data).ok());
+            let mut item = item.ok_or_else(|| wrong("the device of a chunk has no item"))?;
+            let (used, len) = (item.bytes_used.get(), chunk.stripe_bytes());
+            let used = if added { used.checked_add(len) } else { used.checked_sub(len) };
+            let used = used.ok_or_else(|| wrong("more device space given back than was used"))?;
+            item.bytes_used = U64::new(used);
+            self.ops(tree).update(&key, item.as_bytes())?;
+            let mut superblock = ground.superblock.lock();
+            if superblock.device_id() == stripe.devid {
+                superblock.dev_item = item;
+            }
+        }
+        Ok(())
     }
 }
