@@ -22,7 +22,7 @@ pub(crate) const CRATES: &[(&str, &[&str])] = &[
     ("sources", &["format", "volume", "codec", "fs"]),
     ("build", &["format", "volume", "codec", "fs", "sources"]),
     ("archive", &["format", "sources"]),
-    ("update", &["fs", "sources"]),
+    ("update", &["format", "fs", "sources"]),
     ("receive", &["format", "codec", "fs", "fuse", "stream"]),
     (
         "cli",

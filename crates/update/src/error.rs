@@ -48,6 +48,9 @@ pub enum Error {
         /// The entry.
         path: TreePath,
     },
+    /// A temporary file failed, for which the text has the directory.
+    #[error(transparent)]
+    Temporary(#[from] std::io::Error),
     /// The caller wanted no more.
     #[error("interrupted")]
     Interrupted,

@@ -38,6 +38,7 @@ pub use report::{Change, Summary, What};
 
 use larder_fs::{Filesystem, InodeId};
 use larder_sources::{Contents, Entry, Locator};
+use std::path::PathBuf;
 
 /// How a file of the image is compared with that of the sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,12 +52,23 @@ pub enum Compare {
 }
 
 /// How to update.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// How files are compared.
     pub compare: Compare,
     /// Report what would be done, and do nothing.
     pub dry_run: bool,
+    /// Memory for what is known of files with several names, in bytes.
+    pub memory: usize,
+    /// Where temporary files are made for what memory does not hold.
+    pub temporary: PathBuf,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (compare, temporary) = (Compare::default(), std::env::temp_dir());
+        Self { compare, dry_run: false, memory: 32 << 20, temporary }
+    }
 }
 
 /// Opens the contents of a file.

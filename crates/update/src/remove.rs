@@ -1,7 +1,9 @@
 //! Removing a tree, but no subvolume.
 
+use crate::error::At;
 use crate::listing::{self, Name};
 use larder_fs::{FileKind, Filesystem, InodeId, Result};
+use larder_sources::TreePath;
 
 /// A directory that is being emptied.
 struct Emptied {
@@ -45,17 +47,19 @@ pub(crate) fn would_remove(
     fs: &Filesystem,
     dir: InodeId,
     name: &Name,
-    each: &mut dyn FnMut(InodeId),
-) -> Result<bool> {
+    path: &TreePath,
+    each: &mut dyn FnMut(InodeId) -> crate::Result<()>,
+) -> crate::Result<bool> {
     let mut gone = true;
     let mut left = vec![(dir, name.clone())];
     while let Some((dir, name)) = left.pop() {
         if name.is_subvolume(dir) {
             gone = false;
         } else if name.kind == FileKind::Directory {
-            left.extend(listing::of(fs, name.id)?.into_iter().map(|below| (name.id, below)));
+            let names = listing::of(fs, name.id).at(path, "look at it")?;
+            left.extend(names.into_iter().map(|below| (name.id, below)));
         } else {
-            each(name.id);
+            each(name.id)?;
         }
     }
     Ok(gone)

@@ -49,7 +49,8 @@ impl<'a> Walk<'a> {
         options: Options,
         each: &'a mut dyn FnMut(&Change<'_>) -> bool,
     ) -> Result<Self> {
-        let (summary, links) = (Summary::default(), Links::default());
+        let summary = Summary::default();
+        let links = Links::new(options.memory, &options.temporary);
         let mut walk = Self { fs, open, options, each, summary, links, levels: Vec::new() };
         walk.enter(TreePath::root(), Some(root), None, false)?;
         Ok(walk)
@@ -181,8 +182,7 @@ impl<'a> Walk<'a> {
             return remove::remove(self.fs, dir, name).at(path, "remove it");
         }
         let links = &mut self.links;
-        remove::would_remove(self.fs, dir, name, &mut |id| links.would_lose(id))
-            .at(path, "look at it")
+        remove::would_remove(self.fs, dir, name, path, &mut |id| links.would_lose(id))
     }
 
     /// Makes room for an entry that cannot become what is in its place.
@@ -216,12 +216,12 @@ impl<'a> Walk<'a> {
 
     /// Anything but a directory.
     fn leaf(&mut self, entry: &Entry, found: Found) -> Result<()> {
-        if let Some(first) = self.links.of(entry.links) {
+        if let Some(first) = self.links.of(entry.links)? {
             return self.further_name(entry, first, found);
         }
         match found {
-            Found::Same(now) if self.links.may_keep(&now.attr, entry.links) => {
-                self.links.keep(now.attr.id, entry.links);
+            Found::Same(now) if self.links.may_keep(&now.attr, entry.links)? => {
+                self.links.keep(now.attr.id, entry.links)?;
                 self.compare(entry, &now)
             }
             Found::Same(now) => {
@@ -267,7 +267,7 @@ impl<'a> Walk<'a> {
     fn make(&mut self, entry: &Entry, what: What) -> Result<()> {
         self.tell(&entry.path, what)?;
         let id = self.create(&entry.path, &entry.kind, &entry.attributes)?;
-        self.links.made(id, entry.links);
+        self.links.made(id, entry.links)?;
         let Some(id) = id else { return Ok(()) };
         if let Kind::File { size, contents } = &entry.kind {
             self.write(entry, File { fs: self.fs, id, size: 0 }, *size, contents.as_ref())?;

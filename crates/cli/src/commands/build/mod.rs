@@ -43,10 +43,12 @@ begins with a slash, is where a source is placed. A colon of a name is `\\:`.
 Patterns are globs: one without a slash is for names, one with a slash for whole
 paths in the image.
 
-The same sources, uuid and SOURCE_DATE_EPOCH give the same bytes. Without
---uuid the uuid is a random one. A build that fails or is interrupted leaves no
-image. The map is drawn last: if that fails, the exit code is 1 and the image is
-complete.")]
+The same sources, uuid and SOURCE_DATE_EPOCH give the same bytes. Contents that
+are equal share as far as --memory can remember them, so with --dedupe or
+--layers it has to be the same, too. Without --uuid the uuid is a random one.
+
+A build that fails or is interrupted leaves no image. The map is drawn last: if
+that fails, the exit code is 1 and the image is complete.")]
 pub(crate) struct Args {
     /// Image file to make, or block device to write
     image: PathBuf,

@@ -18,6 +18,8 @@ use serde_json::json;
 
 /// Number of the root directory of each subvolume.
 const ROOT: u64 = 256;
+/// The part of the memory for what is known of files with several names.
+const LINKS_SHARE: u64 = 8;
 
 pub(super) fn run(args: &Args, sources: &Sources, interrupt: &Interrupt) -> anyhow::Result<()> {
     let access = if args.dry_run { Access::Read { force: args.force } } else { Access::Write };
@@ -56,7 +58,12 @@ impl Job<'_> {
     }
 
     fn update(&self) -> anyhow::Result<Summary> {
-        let options = Options { compare: self.compare()?, dry_run: self.args.dry_run };
+        let options = Options {
+            compare: self.compare()?,
+            dry_run: self.args.dry_run,
+            memory: usize::try_from(self.args.memory / LINKS_SHARE).unwrap_or(usize::MAX),
+            ..Options::default()
+        };
         let mut trouble = None;
         let mut each = |change: &Change<'_>| {
             let shown = if self.args.dry_run && !self.args.json { line(change) } else { Ok(()) };
