@@ -124,8 +124,8 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         folder: "crates/restore/src",
         rooms: Upwards(&[
-            "error", "observer", "scan", "supers", "reader", "tree", "chunks", "data", "dest",
-            "names", "salvage", "points", "restore",
+            "error", "observer", "scan", "supers", "members", "reader", "tree", "chunks", "data",
+            "dest", "names", "salvage", "points", "restore",
         ]),
     },
     House {
@@ -284,6 +284,7 @@ pub(crate) const HOUSES: &[House] = &[
             "state",
             "attach",
             "mounted",
+            "devices",
             "image",
             "target",
             "subvolumes",

@@ -52,8 +52,12 @@ impl Data {
     fn piece(&self, source: &Source<'_>, at: Logical, sums: &[&[u8]], buffer: &mut [u8]) {
         let volume = &source.volume;
         // What lies in no chunk is reported as checksums without an extent.
-        let Ok(copies) = volume.copies(at) else { return };
-        for copy in 0..copies {
+        let Ok((mut stored, others)) = volume.copies_to_check(at) else { return };
+        if stored.is_empty() {
+            stored.extend(others.into_iter().take(1));
+        }
+        let copies = stored.len();
+        for copy in stored {
             source.meter.read(buffer.len() as u64);
             self.compared.fetch_add(buffer.len() as u64, Relaxed);
             let whole = volume.read(at, buffer, copy).is_ok();

@@ -16,6 +16,7 @@ mod attach;
 mod btrfs_tool;
 mod commands;
 mod copy;
+mod devices;
 mod failure;
 mod files;
 mod format_options;
