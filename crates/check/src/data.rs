@@ -42,10 +42,17 @@ impl Data {
     /// Compares the data from `at` on with the checksums of its sectors.
     pub(crate) fn verify(&self, source: &Source<'_>, at: Logical, sums: &[&[u8]]) {
         let mut buffer = vec![0; PIECE.min(sums.len() * SECTOR)];
-        for (n, sums) in sums.chunks(PIECE / SECTOR).enumerate() {
-            let at = at.plus((n * PIECE) as u64);
-            let buffer = &mut buffer[..sums.len() * SECTOR];
-            self.piece(source, at, sums, buffer);
+        let (mut at, mut sums) = (at, sums);
+        while !sums.is_empty() {
+            // What lies together has the same copies.
+            let most = sums.len().min(PIECE / SECTOR);
+            let found = source.volume.map().lookup(at, (most * SECTOR) as u64);
+            let together = found.map_or(most, |found| {
+                usize::try_from(found.len).map_or(most, |len| (len / SECTOR).clamp(1, most))
+            });
+            let (here, rest) = sums.split_at(together);
+            self.piece(source, at, here, &mut buffer[..together * SECTOR]);
+            (at, sums) = (at.plus((together * SECTOR) as u64), rest);
         }
     }
 

@@ -127,23 +127,22 @@ fn a_check_looks_at_every_copy_and_all_parity() {
         ("raid5", "raid5", 3, 1),
         ("raid6", "raid6", 5, 2),
     ] {
-        let dir = scratch();
+        let (dir, elsewhere) = (scratch(), scratch());
         let set = made_by_linux(dir.path(), data, metadata, devices);
         let [first, .., last] = set.images() else { panic!("several devices") };
         larder(args!["check", "--data"].into_iter().chain(args![first, last])).ok();
         assert_eq!(findings(first), [""; 0], "{data}");
         // Damage in one place of one device. What is not striped has it in a mirror, and parity is
         // as much of a row as the other columns.
-        let hurt = last.with_extension("hurt");
-        std::fs::rename(last, &hurt).unwrap();
-        std::fs::copy(&hurt, last).unwrap();
+        let whole = elsewhere.path().join("whole");
+        std::fs::copy(last, &whole).unwrap();
         wound(last);
         let found = findings(first);
         assert!(!found.is_empty(), "{data}: damage is not found");
         let expected = ["data-checksum", "node-checksum", "node-address"];
         let others = found.iter().filter(|kind| !expected.contains(&kind.as_str()));
         assert_eq!(others.count(), 0, "{data}: {found:?}");
-        std::fs::rename(&hurt, last).unwrap();
+        std::fs::copy(&whole, last).unwrap();
         if lost > 0 {
             set.images()[devices - lost..].iter().for_each(|i| std::fs::remove_file(i).unwrap());
             assert_eq!(findings(first), vec!["device-missing"; lost], "{data}");

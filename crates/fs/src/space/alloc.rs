@@ -389,10 +389,10 @@ impl Allocator {
         std::mem::take(&mut self.rebuild.lock())
     }
 
-    /// Bytes of the device, and those that no chunk takes.
+    /// Bytes of all devices, and those that no chunk takes.
     pub(crate) fn device_bytes(&self) -> (u64, u64) {
         let device = self.device.lock();
-        (device.size, device.unallocated())
+        (device.all_bytes(), device.unallocated())
     }
     /// Bytes that a new chunk for `kind` would have; 0 without room for one.
     pub(crate) fn next_chunk(&self, kind: SpaceKind) -> u64 {

@@ -11,9 +11,11 @@ use crate::space::chunks::{ChunkPlan, MIN_STRIPE, device_gaps, device_holes, pla
 use crate::tree::{Epoch, Roots};
 use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Stripe, encode_sys_array};
 use larder_format::{
-    DeviceId, FormatError, Key, KeyType, Logical, ObjectId, Physical, STRIPE_LEN, Superblock,
+    DEVICE_RESERVED, DevItem, DeviceId, FormatError, Key, KeyType, Logical, ObjectId, Physical,
+    STRIPE_LEN, Superblock,
 };
 use std::collections::BTreeMap;
+use zerocopy::FromBytes;
 
 /// What chunks take of the device.
 #[derive(Debug)]
@@ -21,6 +23,9 @@ pub(super) struct DeviceSpace {
     pub(super) id: DeviceId,
     uuid: [u8; 16],
     pub(super) size: u64,
+    /// Bytes of the other devices of the file system, and those that no chunk takes of them. Nothing
+    /// is allocated there, so they do not change.
+    pub(super) others: (u64, u64),
     /// First byte and length of every device extent.
     taken: BTreeMap<Physical, u64>,
     /// What the device was told of outside of them.
@@ -30,6 +35,23 @@ pub(super) struct DeviceSpace {
 
 fn corrupt_item(tree: ObjectId, key: Key) -> impl Fn(FormatError) -> Error {
     move |e| Error::corrupt(Place::item(tree, key), e.0)
+}
+
+/// Bytes of all devices but one, and those that no chunk takes.
+fn others(this: DeviceId, roots: &Roots, epoch: &Epoch) -> Result<(u64, u64)> {
+    let key = |id| Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, id);
+    let (mut sizes, mut free) = (0u64, 0u64);
+    roots.chunk.version(epoch.clone()).scan(&key(0), &key(u64::MAX), |item| {
+        let other = DevItem::read_from_bytes(item.data());
+        if let Some(other) = other.ok().filter(|other| other.devid.get() != this.0) {
+            let size = other.total_bytes.get();
+            let taken = other.bytes_used.get().saturating_add(DEVICE_RESERVED);
+            sizes = sizes.saturating_add(size);
+            free = free.saturating_add(size.saturating_sub(taken));
+        }
+        Ok(true)
+    })?;
+    Ok((sizes, free))
 }
 
 impl DeviceSpace {
@@ -43,6 +65,7 @@ impl DeviceSpace {
             id,
             uuid: sb.dev_item.uuid,
             size: sb.dev_item.total_bytes.get(),
+            others: (0, 0),
             taken: BTreeMap::new(),
             told: Told::default(),
             chunks: BTreeMap::new(),
@@ -55,6 +78,9 @@ impl DeviceSpace {
             device.chunks.insert(Logical(item.key.offset), chunk);
             Ok(true)
         })?;
+        if sb.num_devices() > 1 {
+            device.others = others(id, roots, epoch)?;
+        }
         let (from, to) = all(ObjectId(id.0), KeyType::DEV_EXTENT);
         roots.dev.version(epoch.clone()).scan(&from, &to, |item| {
             let extent = DevExtent::parse(item.data())
@@ -65,10 +91,14 @@ impl DeviceSpace {
         device.check()?;
         Ok(device)
     }
-    /// Bytes that no chunk takes.
+    /// Bytes of all devices that no chunk takes.
     pub(super) fn unallocated(&self) -> u64 {
-        let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
-        usable.saturating_sub(self.taken.values().sum())
+        let usable = self.size.saturating_sub(DEVICE_RESERVED);
+        usable.saturating_sub(self.taken.values().sum()).saturating_add(self.others.1)
+    }
+    /// Bytes of all devices.
+    pub(super) fn all_bytes(&self) -> u64 {
+        self.size.saturating_add(self.others.0)
     }
     /// Bytes that can still become chunks, after `plan` is carried out if there is one. Space
     /// between chunks that is too short for a stripe does not count.
