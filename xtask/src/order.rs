@@ -125,8 +125,8 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         folder: "crates/restore/src",
         rooms: Upwards(&[
-            "error", "observer", "scan", "supers", "reader", "tree", "chunks", "data", "dest",
-            "names", "salvage", "points", "restore",
+            "error", "observer", "scan", "supers", "members", "reader", "tree", "chunks", "data",
+            "dest", "names", "salvage", "points", "restore",
         ]),
     },
     House {
@@ -288,6 +288,7 @@ pub(crate) const HOUSES: &[House] = &[
             "attach",
             "mounted",
             "send_on_mount",
+            "devices",
             "image",
             "target",
             "subvolumes",

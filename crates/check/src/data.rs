@@ -42,18 +42,29 @@ impl Data {
     /// Compares the data from `at` on with the checksums of its sectors.
     pub(crate) fn verify(&self, source: &Source<'_>, at: Logical, sums: &[&[u8]]) {
         let mut buffer = vec![0; PIECE.min(sums.len() * SECTOR)];
-        for (n, sums) in sums.chunks(PIECE / SECTOR).enumerate() {
-            let at = at.plus((n * PIECE) as u64);
-            let buffer = &mut buffer[..sums.len() * SECTOR];
-            self.piece(source, at, sums, buffer);
+        let (mut at, mut sums) = (at, sums);
+        while !sums.is_empty() {
+            // What lies together has the same copies.
+            let most = sums.len().min(PIECE / SECTOR);
+            let found = source.volume.map().lookup(at, (most * SECTOR) as u64);
+            let together = found.map_or(most, |found| {
+                usize::try_from(found.len).map_or(most, |len| (len / SECTOR).clamp(1, most))
+            });
+            let (here, rest) = sums.split_at(together);
+            self.piece(source, at, here, &mut buffer[..together * SECTOR]);
+            (at, sums) = (at.plus((together * SECTOR) as u64), rest);
         }
     }
 
     fn piece(&self, source: &Source<'_>, at: Logical, sums: &[&[u8]], buffer: &mut [u8]) {
         let volume = &source.volume;
         // What lies in no chunk is reported as checksums without an extent.
-        let Ok(copies) = volume.copies(at) else { return };
-        for copy in 0..copies {
+        let Ok((mut stored, others)) = volume.copies_to_check(at) else { return };
+        if stored.is_empty() {
+            stored.extend(others.into_iter().take(1));
+        }
+        let copies = stored.len();
+        for copy in stored {
             source.meter.read(buffer.len() as u64);
             self.compared.fetch_add(buffer.len() as u64, Relaxed);
             let whole = volume.read(at, buffer, copy).is_ok();

@@ -188,16 +188,21 @@ impl<'a> Source<'a> {
     /// Reads and judges every copy of a node. `fresh`: met for the first time, so report its own
     /// faults and not only those of the way to it. `None` if it is lost, which is reported, too.
     pub(crate) fn read(&self, edge: &Edge, fresh: bool) -> Option<Node> {
-        let copies = match self.volume.copies(edge.at) {
-            Ok(n) => n,
+        let (stored, others) = match self.volume.copies_to_check(edge.at) {
+            Ok(copies) => copies,
             Err(e) => {
                 self.report(edge, Kind::NodeUnmapped, &e.to_string(), None, None);
                 return self.lost(edge);
             }
         };
         let mut best: Option<(Weight, Vec<u8>, Vec<Fault>)> = None;
-        let mut judged: Vec<Vec<Fault>> = Vec::with_capacity(copies);
-        for copy in 0..copies {
+        let mut judged: Vec<(usize, Vec<Fault>)> = Vec::with_capacity(stored.len());
+        let known = stored.len();
+        for (n, copy) in stored.into_iter().chain(others).enumerate() {
+            // What parity gives in other ways is of interest only where nothing else is right.
+            if n >= known && best.as_ref().is_some_and(|(_, _, faults)| faults.is_empty()) {
+                break;
+            }
             let (bytes, faults) = self.judge_copy(edge, copy);
             let weight = faults.iter().map(|f| f.weight).max();
             if faults.is_empty()
@@ -207,7 +212,8 @@ impl<'a> Source<'a> {
                 && other[CSUM_FIELD..] != bytes[CSUM_FIELD..]
                 && fresh
             {
-                let what = format!("copies 0 and {copy} of the node differ, and both are valid");
+                let what =
+                    format!("copy {copy} of the node differs from others, and is valid, too");
                 self.report(edge, Kind::NodeCopiesDiffer, &what, None, None);
             }
             let better = match (&best, weight) {
@@ -218,7 +224,11 @@ impl<'a> Source<'a> {
             if better {
                 best = Some((weight.unwrap_or(Weight::Light), bytes, faults.clone()));
             }
-            judged.push(faults);
+            judged.push((copy, faults));
+        }
+        if judged.is_empty() {
+            let what = "the devices that have it are missing";
+            self.report(edge, Kind::NodeUnreadable, what, None, None);
         }
         self.report_faults(edge, &judged, fresh);
         let (weight, bytes, faults) = best?;
@@ -230,9 +240,9 @@ impl<'a> Source<'a> {
 
     /// A node that was judged before; says nothing. The best copy that there is.
     pub(crate) fn read_quietly(&self, edge: &Edge) -> Option<Node> {
-        let copies = self.volume.copies(edge.at).ok()?;
+        let (stored, others) = self.volume.copies_to_check(edge.at).ok()?;
         let mut best: Option<(Weight, Node)> = None;
-        for copy in 0..copies {
+        for copy in stored.into_iter().chain(others) {
             let (bytes, faults) = self.judge_copy(edge, copy);
             let weight = faults.iter().map(|f| f.weight).max().unwrap_or(Weight::Light);
             let perfect = faults.is_empty();
@@ -407,21 +417,23 @@ impl<'a> Source<'a> {
         faults
     }
 
-    fn report_faults(&self, edge: &Edge, judged: &[Vec<Fault>], fresh: bool) {
-        let Some((first, rest)) = judged.split_first() else { return };
+    fn report_faults(&self, edge: &Edge, judged: &[(usize, Vec<Fault>)], fresh: bool) {
+        let Some(((_, first), rest)) = judged.split_first() else { return };
         let wanted = |f: &&Fault| fresh || f.of_edge;
-        if rest.iter().all(|other| other == first) {
+        if rest.iter().all(|(_, other)| other == first) {
             for fault in first.iter().filter(wanted) {
                 self.report(edge, fault.kind, &fault.what, fault.key, None);
             }
             return;
         }
         let found = self.volume.map().lookup(edge.at, u64::from(self.nodesize));
-        for (copy, faults) in judged.iter().enumerate() {
+        for (copy, faults) in judged {
             let place =
-                found.as_ref().ok().and_then(|l| l.stripes.get(copy)).map(|s| (s.device, s.at));
+                found.as_ref().ok().and_then(|l| l.stripes.get(*copy)).map(|s| (s.device, s.at));
+            // With parity there are ways to read that are no place.
+            let name = if place.is_some() { "copy" } else { "by parity, copy" };
             for fault in faults.iter().filter(wanted) {
-                let what = format!("copy {copy} of {}: {}", judged.len(), fault.what);
+                let what = format!("{name} {copy} of {}: {}", judged.len(), fault.what);
                 self.report(edge, fault.kind, &what, fault.key, place);
             }
         }

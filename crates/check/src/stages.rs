@@ -89,11 +89,14 @@ fn check_image(
     if !supers::understand(&opened.superblock, findings)? {
         return Ok((Counts::default(), None));
     }
-    supers::complete(&opened)?;
     let superblock = opened.superblock;
     supers::backups(&superblock, findings);
-    let source = Source::new(Volume::new(opened.devices)?, &superblock, findings, meter);
+    let several = superblock.num_devices() > 1;
+    let volume = Volume::new(opened.devices)?;
+    let volume = if several { volume.with_missing() } else { volume };
+    let source = Source::new(volume, &superblock, findings, meter);
     let array = chunks::system_chunks(&superblock, &source)?;
+    supers::suffice(&superblock, &source.volume)?;
     let loaded = chunks::load(&superblock, &source)?;
     chunks::compare_system_chunks(&array, &loaded, findings);
     let dump = Dump::of(&superblock, &source, &loaded.dev_items);
@@ -103,6 +106,7 @@ fn check_image(
         findings,
         meter,
         superblock,
+        dev_items: opened.dev_items,
         dump,
         chunks: loaded.chunks,
         hashing: Hashing::default(),
@@ -171,7 +175,8 @@ fn expect_work(world: &World<'_>, roots: &Roots, data: bool) {
         };
         let is_data = chunk.flags.contains(BlockGroupFlags::DATA);
         if data || !is_data || chunk.flags.contains(BlockGroupFlags::METADATA) {
-            let copies = world.source.volume.copies(chunk.start).unwrap_or(1) as u64;
+            let copies = world.source.volume.copies_to_check(chunk.start);
+            let copies = copies.map_or(1, |(stored, _)| stored.len()) as u64;
             world.meter.expect(item.used.get().min(chunk.len).saturating_mul(copies));
         }
     };
@@ -460,12 +465,14 @@ fn report_flaw(world: &World<'_>, owners: &Owners, flaw: Flaw, range: LogicalRan
 }
 
 fn report_bad(world: &World<'_>, owners: &Owners, bad: &Bad) {
-    let copy = if bad.copies > 1 {
-        format!("copy {} of {}: ", bad.copy, bad.copies)
-    } else {
-        String::new()
-    };
     let (at, len) = (bad.range.start, bad.range.len());
+    let found = world.source.volume.map().lookup(at, len);
+    let by_parity = found.as_ref().is_ok_and(|found| bad.copy >= found.stripes.len());
+    let copy = match bad.copies {
+        _ if by_parity => format!("by parity, copy {} of {}: ", bad.copy, bad.copies),
+        0 | 1 => String::new(),
+        _ => format!("copy {} of {}: ", bad.copy, bad.copies),
+    };
     let (kind, what) = match &bad.error {
         Some(error) => (Kind::DataUnreadable, format!("{copy}{error}")),
         None => {
@@ -474,7 +481,7 @@ fn report_bad(world: &World<'_>, owners: &Owners, bad: &Bad) {
         }
     };
     let mut finding = Finding::new(kind, what).address(at);
-    if let Ok(found) = world.source.volume.map().lookup(at, len)
+    if let Ok(found) = found
         && let Some(stripe) = found.stripes.get(bad.copy)
     {
         finding.device = Some((stripe.device, stripe.at));

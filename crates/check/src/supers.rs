@@ -8,12 +8,12 @@ use crate::finding::{Finding, Findings, Kind};
 use crate::report::Error;
 use crate::source::Edge;
 use crate::world::World;
-use larder_format::items::parse_sys_array;
 use larder_format::{
-    BackupRoot, CompatRo, DeviceId, Incompat, MAX_LEVEL, ObjectId, SECTOR_SIZE, SUPER_OFFSETS,
-    SuperFlags, Superblock,
+    BackupRoot, CompatRo, DevItem, DeviceId, Incompat, MAX_LEVEL, ObjectId, SECTOR_SIZE,
+    SUPER_OFFSETS, SuperFlags, Superblock,
 };
-use larder_volume::{Device, SuperCopy, VolumeError, read_all_superblocks};
+use larder_volume::{Device, SuperCopy, Volume, VolumeError, read_all_superblocks};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromZeros, IntoBytes};
@@ -22,6 +22,8 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(crate) struct Opened {
     pub(crate) superblock: Box<Superblock>,
     pub(crate) devices: Vec<(DeviceId, Arc<dyn Device>)>,
+    /// The item that each device's superblock has of it.
+    pub(crate) dev_items: BTreeMap<DeviceId, DevItem>,
 }
 
 /// Reads the superblocks of all devices. `None` if none can be used, which is reported.
@@ -30,6 +32,7 @@ pub(crate) fn open(
     findings: &Findings,
 ) -> Result<Option<Opened>, Error> {
     let mut opened: Option<Opened> = None;
+    let mut all: Vec<Box<Superblock>> = Vec::new();
     for device in devices {
         let copies = read_all_superblocks(&**device);
         if copies.iter().all(is_something_else) {
@@ -56,14 +59,20 @@ pub(crate) fn open(
         }
         let Some(superblock) = best(&copies, findings) else { continue };
         let member = (superblock.device_id(), device.clone());
+        all.push(superblock.clone());
         match &mut opened {
-            None => opened = Some(Opened { superblock, devices: vec![member] }),
+            None => {
+                let dev_items = BTreeMap::from([(member.0, superblock.dev_item)]);
+                opened = Some(Opened { superblock, devices: vec![member], dev_items });
+            }
             Some(o) => {
                 if o.superblock.metadata_fsid() != superblock.metadata_fsid() {
                     let what = format!("{} belongs to another file system", device.name());
                     findings.add(Finding::new(Kind::SuperMirrorDiffers, what));
+                    all.pop();
                     continue;
                 }
+                o.dev_items.insert(member.0, superblock.dev_item);
                 if superblock.generation() > o.superblock.generation() {
                     o.superblock = superblock;
                 }
@@ -71,7 +80,33 @@ pub(crate) fn open(
             }
         }
     }
+    if let Some(opened) = &opened {
+        all.iter().for_each(|sb| compare_devices(&opened.superblock, sb, findings));
+    }
     Ok(opened)
+}
+
+/// The superblocks of all devices say the same, but for the item of their device. One that was away
+/// while the others were written has an older one.
+fn compare_devices(newest: &Superblock, other: &Superblock, findings: &Findings) {
+    let (id, at) = (other.device_id(), SUPER_OFFSETS[0]);
+    if other.generation() != newest.generation() {
+        let what = format!(
+            "device {id} is of generation {}, the file system of {}",
+            other.generation(),
+            newest.generation()
+        );
+        findings.add(Finding::new(Kind::SuperMirrorGeneration, what).device(id, at));
+        return;
+    }
+    let shared = |sb: &Superblock| (sb.root(), sb.root_level, sb.chunk_root(), sb.num_devices());
+    if shared(other) != shared(newest) || other.sys_chunk_bytes() != newest.sys_chunk_bytes() {
+        let what = format!(
+            "the superblock of device {id} differs from that of device {}",
+            newest.device_id()
+        );
+        findings.add(Finding::new(Kind::SuperMirrorDiffers, what).device(id, at));
+    }
 }
 
 fn is_something_else(copy: &SuperCopy) -> bool {
@@ -203,19 +238,14 @@ pub(crate) fn understand(sb: &Superblock, findings: &Findings) -> Result<bool, E
 }
 
 /// Refuses by name what needs devices that were not given even to find the chunk tree.
-pub(crate) fn complete(opened: &Opened) -> Result<(), Error> {
-    let sb = &opened.superblock;
-    let given = |id| opened.devices.iter().any(|(known, _)| *known == id);
-    let elsewhere = parse_sys_array(sb.sys_chunk_bytes())
-        .is_ok_and(|chunks| chunks.iter().flat_map(|(_, c)| &c.stripes).any(|s| !given(s.devid)));
-    let (needed, here) = (sb.num_devices.get(), opened.devices.len() as u64);
-    if elsewhere && needed > here {
-        return Err(Error::Unsupported(format!(
-            "it spans {needed} devices, of which {here} was given: it can only be checked as a \
-                whole"
-        )));
-    }
-    Ok(())
+pub(crate) fn suffice(sb: &Superblock, volume: &Volume) -> Result<(), Error> {
+    let Some((_, missing)) = volume.first_lost(|_| true) else { return Ok(()) };
+    let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    Err(Error::Unsupported(format!(
+        "it spans {} devices, and cannot be read without device {}",
+        sb.num_devices(),
+        names.join(" and ")
+    )))
 }
 
 /// Do the feature bits describe what is there?

@@ -103,8 +103,8 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
             }
             Some(_) => {}
         }
-        if id == world.superblock.device_id() && !world.is_rewritten() {
-            compare_device_items(world, &world.superblock.dev_item, item, *key);
+        if let Some(own) = world.dev_items.get(&id).filter(|_| !world.is_rewritten()) {
+            compare_device_items(world, own, item, *key);
         }
     }
     device_uuids(world, dev_items);

@@ -18,7 +18,8 @@ use crate::sets::{Hashing, SectorSet};
 use crate::source::{Edge, Source};
 use larder_format::items::ExtentRef;
 use larder_format::node::NodeView;
-use larder_format::{Incompat, Key, ObjectId, Superblock, TreeId};
+use larder_format::{DevItem, DeviceId, Incompat, Key, ObjectId, Superblock, TreeId};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The image and what is known about it.
@@ -27,6 +28,8 @@ pub(crate) struct World<'a> {
     pub(crate) findings: &'a Findings,
     pub(crate) meter: &'a Meter<'a>,
     pub(crate) superblock: Box<Superblock>,
+    /// The item that each device's superblock has of it.
+    pub(crate) dev_items: BTreeMap<DeviceId, DevItem>,
     /// Is it a metadata dump?
     pub(crate) dump: Option<Dump>,
     pub(crate) chunks: Chunks,

@@ -10,7 +10,9 @@ use clap::{ArgAction, Parser};
 #[command(name = "larder", version, max_term_width = 100)]
 #[command(after_help = "\
 Commands that take IMAGE:PATH use the longest existing file before a colon as
-the image. `larder COMMAND --help` says more about each.
+the image. Devices of one file system have commas between them (A,B); those
+that lie beside each other are found. `larder COMMAND --help` says more about
+each command.
 Exit codes: 0 done, 1 failed, 2 wrong usage or could not run.
 
 Example:

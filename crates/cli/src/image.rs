@@ -5,10 +5,10 @@
 //! included.
 
 use crate::failure::{Advise, usage};
-use crate::{mount_table, print, state};
+use crate::{devices, mount_table, print, state};
 use anyhow::{Context, anyhow};
 use larder_fs::{
-    Attr, Compress, FileKind, Filesystem, InodeId, OpenOptions, Packing, SubvolChoice,
+    Attr, Compress, FileKind, Filesystem, FsInfo, InodeId, OpenOptions, Packing, SubvolChoice,
 };
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
 use std::io::ErrorKind;
@@ -34,8 +34,23 @@ pub(crate) enum Access {
     Write,
 }
 
-/// Opens the device behind an image, with the right advice when that fails.
+/// Opens the one device behind an image, with the right advice when that fails. For commands that
+/// look at a device by itself, or write.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<FileDevice>> {
+    open_one(path, access).map(Arc::new)
+}
+
+/// Opens all devices of an image.
+pub(crate) fn open_devices(image: &Path, access: Access) -> anyhow::Result<Vec<Arc<FileDevice>>> {
+    devices::open(devices::names(image), |path| open_one(path, access))
+}
+
+/// The devices as those see them that read them.
+pub(crate) fn as_devices(devices: &[Arc<FileDevice>]) -> Vec<Arc<dyn Device>> {
+    devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
+}
+
+fn open_one(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
     if path.as_os_str().is_empty() {
         return usage("an argument is empty where an image was expected");
     }
@@ -46,7 +61,7 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<Fil
         }
         Access::Write => when_free(path, || FileDevice::open(path, OpenMode::Write)),
     };
-    advise_open(device, access).map(Arc::new)
+    advise_open(device, access)
 }
 
 /// Opens an image. If a daemon still has it whose mount is gone, waits for the end of that daemon.
@@ -94,6 +109,18 @@ pub(crate) fn note_dump(name: &str) {
         "larder: note: {name} is a metadata dump: it has names, attributes and the places of \
          data, but no data"
     ));
+}
+
+/// Says which devices of a file system are missing, or behind the others.
+pub(crate) fn note_devices(name: &str, info: &FsInfo) {
+    for missing in &info.missing_devices {
+        print::say(&format!("larder: note: {name}: {missing} is missing; reading without it"));
+    }
+    for stale in &info.stale_devices {
+        print::say(&format!(
+            "larder: note: {name}: {stale}: it is read only where no other device has the data"
+        ));
+    }
 }
 
 /// The hint for an image that is in use.
@@ -206,11 +233,13 @@ impl Image {
         subvolid: Option<u64>,
         options: OpenOptions,
     ) -> anyhow::Result<Self> {
-        let device = open_device(path, access)?;
-        let name = path.display().to_string();
+        let devices = open_devices(path, access)?;
+        let (name, device) = (path.display().to_string(), &devices[0]);
         let read_only = access != Access::Write;
         let options = OpenOptions {
             read_only,
+            // Reading changes nothing, and what is read is verified.
+            degraded: read_only,
             no_log_replay: read_only,
             subvol: subvolid.map_or(SubvolChoice::Default, SubvolChoice::Id),
             // One command makes one commit, when it is done.
@@ -218,9 +247,10 @@ impl Image {
             discard: !device.is_block_device(),
             ..options
         };
-        let opened = Filesystem::open(Arc::clone(&device) as Arc<dyn Device>, options);
-        let fs = advise_content(advise_filesystem(opened, &name), &*device)?;
+        let opened = Filesystem::open_devices(as_devices(&devices), options);
+        let fs = advise_content(advise_filesystem(opened, &name), &**device)?;
         let info = fs.info();
+        note_devices(&name, &info);
         if info.metadata_dump {
             note_dump(&name);
         }
@@ -349,6 +379,15 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
             if what.contains("mirror") =>
         {
             Some("`larder restore` copies the files, starting from the mirror")
+        }
+        Err(larder_fs::Error::Volume(VolumeError::Missing { what, .. })) => {
+            Some(if what.contains("cannot be read") {
+                "name all devices, with commas between them (`A,B`); `larder restore` copies what \
+                    those that are left still have"
+            } else {
+                "name it, too (a mount takes several, other commands `A,B`), or mount with -o \
+                    ro,degraded"
+            })
         }
         Err(e) if e.to_string().contains("metadata dump") => Some(DUMP_ADVICE),
         Err(e) if e.to_string().contains("the log cannot be replayed") => Some(

@@ -11,6 +11,7 @@ use larder_fs::{Compress, Packing, SubvolChoice, Tuning, older};
 use larder_fuse::Transport;
 use larder_volume::Caching;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The options of a mount.
@@ -27,6 +28,10 @@ pub(crate) struct MountWishes {
     /// `None`: as is usual for the user that mounts.
     pub(crate) default_permissions: Option<bool>,
     pub(crate) no_log_replay: bool,
+    /// Further devices of the file system.
+    pub(crate) devices: Vec<PathBuf>,
+    /// Do without devices that are missing.
+    pub(crate) degraded: bool,
     pub(crate) writeback: bool,
     pub(crate) caching: Caching,
     pub(crate) fuseblk: bool,
@@ -58,6 +63,8 @@ impl Default for MountWishes {
             allow_other: false,
             default_permissions: None,
             no_log_replay: false,
+            devices: Vec::new(),
+            degraded: false,
             writeback: false,
             caching: Caching::Auto,
             fuseblk: true,
@@ -110,6 +117,11 @@ Options for -o (comma-separated; -o may be repeated):
   nologreplay           with ro: show the last commit of an image that has a
                         log, without replaying it; norecovery is the same, as
                         on Linux
+  device=PATH           a further device of the file system, where it is not
+                        found: block devices are by their file system's id,
+                        image files if they lie in the directory of the first
+  degraded              mount although devices are missing, if the others have
+                        everything
   writeback             let the kernel delay and merge writes in its page cache:
                         fewer requests where a file is written in small pieces.
                         What a program wrote to a file that is still open may
@@ -184,6 +196,7 @@ impl MountWishes {
                 }
             }
             "cache_size" => self.cache_size = Some(cache_size(needs()?)?),
+            "device" => self.devices.push(needs()?.into()),
             "discard" => {
                 self.discard = match needs()? {
                     "sync" | "async" => Some(true),
@@ -256,6 +269,7 @@ impl MountWishes {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = Some(true),
             "nologreplay" | "norecovery" => self.no_log_replay = true,
+            "degraded" => self.degraded = true,
             "writeback" => self.writeback = true,
             "nowriteback" => self.writeback = false,
             "direct" => self.caching = Caching::Direct,

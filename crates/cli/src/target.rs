@@ -1,9 +1,11 @@
 //! `IMAGE:PATH`: which part of an argument is the image?
 //!
 //! Colons occur in file names, so the answer depends on what exists: the longest existing file in
-//! front of a colon is the image, and what follows is the path inside. An argument that exists as a
+//! front of a colon is the image (or the longest list of them, with commas between), and what
+//! follows is the path inside. An argument that exists as a
 //! whole is an image without a path (or, where both are possible, a path of the host).
 
+use crate::devices;
 use crate::failure::{Advise, usage};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -103,8 +105,7 @@ pub(crate) fn no_image(text: &OsStr) -> Option<anyhow::Error> {
 }
 
 fn is_image(path: &Path) -> bool {
-    // A directory cannot be an image, but saying so is better than "no such file".
-    path.metadata().is_ok_and(|m| !m.is_dir())
+    devices::are_there(path)
 }
 
 #[cfg(test)]
@@ -138,6 +139,7 @@ mod tests {
             ("missing", "missing", ""),
             ("d", "d", ""),
             ("d:/x", "d", "/x"),
+            ("missing,a:/x", "missing,a", "/x"),
         ] {
             assert_eq!(parse(dir, text), (image.into(), path.into()), "{text}");
         }

@@ -114,7 +114,8 @@ fn several_devices_and_raid_are_named() {
         .args([&a, &b])
         .output();
     assert!(made.unwrap().status.success());
-    larder(args!["ls", &a]).fails(2, "device 2");
+    larder(args!["ls", &a]).ok();
+    larder(args!["mkdir", inside(&a, "/d")]).fails(2, "it spans 2 devices");
 }
 
 #[test]

@@ -7,8 +7,9 @@
 //! contradicts one already taken is dropped. Nodes need none of this once they are found: the scan
 //! knows their places. Data does.
 //!
-//! Also hidden here: what is done with chunks that this device has only a part of. A mirrored chunk
-//! is whole on any of its devices; what reaches past the end of a truncated image is cut off.
+//! Also hidden here: what is done with chunks of which only a part is there. A mirrored chunk is
+//! whole on any of its devices; what reaches past the end of a truncated image is cut off. A
+//! striped chunk is taken as it is, and what lies on a device that is missing cannot be read.
 
 use crate::error::Result;
 use crate::observer::Observer;
@@ -35,7 +36,20 @@ impl<'o> Reader<'o> {
         options: Options,
         observer: &'o dyn Observer,
     ) -> Result<Self> {
-        let reader = Self::without_chunks(device, options, observer)?;
+        Self::open_devices(vec![device], options, observer)
+    }
+
+    /// The same with what is there of several devices. One that does not belong to the others is
+    /// left out with a note.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoSuperblock`]; nothing else stops it.
+    pub fn open_devices(
+        devices: Vec<Arc<dyn Device>>,
+        options: Options,
+        observer: &'o dyn Observer,
+    ) -> Result<Self> {
+        let reader = Self::without_chunks(devices, options, observer)?;
         if let Some(found) = load(&reader) {
             reader.keep_scan(found);
         }
@@ -138,26 +152,29 @@ fn tree(reader: &Reader<'_>, root: RootPointer) -> Vec<Gap> {
     })
 }
 
-/// Adds as much of a chunk as this device has.
+/// Adds as much of a chunk as there is of it.
 fn add(reader: &Reader<'_>, at: Logical, chunk: &Chunk) -> std::result::Result<(), String> {
-    let device = reader.superblock().device_id();
-    let here: Stripes = chunk
-        .stripes
-        .iter()
-        .filter(|s| s.devid == device)
-        .map(|s| Stripe { device, at: s.offset })
-        .collect();
-    let fail = |why: String| Err(format!("chunk at {at} (+{}): {why}", chunk.length));
     let profile = chunk.profile().map_err(|e| format!("chunk at {at}: {e}"))?;
+    let is_here =
+        |s: &&larder_format::items::chunk::Stripe| reader.volume().device(s.devid).is_some();
+    let here = chunk.stripes.iter().filter(is_here);
+    let here: Stripes = here.map(|s| Stripe { device: s.devid, at: s.offset }).collect();
     if here.is_empty() {
-        return fail("it lies on other devices".into());
+        return Err(format!("chunk at {at} (+{}): it lies on other devices", chunk.length));
     }
-    if matches!(profile, Profile::Raid0 | Profile::Raid10 | Profile::Raid5 | Profile::Raid6) {
-        return fail(format!("its profile, {}, needs all devices", profile.name()));
+    if is_striped(profile) {
+        let mapped = MappedChunk::from_item(at, chunk);
+        return reader.volume().add_chunk(mapped).map_err(|e| e.to_string());
     }
     map(reader, at, chunk.length, chunk.flags, here)
 }
 
+/// Does each device have a part only?
+fn is_striped(profile: Profile) -> bool {
+    matches!(profile, Profile::Raid0 | Profile::Raid10 | Profile::Raid5 | Profile::Raid6)
+}
+
+/// Adds a chunk of which each of these stripes holds everything, as far as its device goes.
 fn map(
     reader: &Reader<'_>,
     at: Logical,
@@ -165,12 +182,18 @@ fn map(
     flags: BlockGroupFlags,
     stripes: Stripes,
 ) -> std::result::Result<(), String> {
-    let end = reader.device().size();
-    let room = |s: &Stripe| end.saturating_sub(s.at.0).min(length) / 4096 * 4096;
+    let end = |id| reader.volume().device(id).map_or(0, |device| device.size());
+    let room = |s: &Stripe| end(s.device).saturating_sub(s.at.0).min(length) / 4096 * 4096;
     let most = stripes.iter().map(room).max().unwrap_or(0);
-    let whole: Stripes = stripes.into_iter().filter(|s| room(s) == most).take(2).collect();
-    let kind = flags & BlockGroupFlags::TYPES;
-    let kind = if whole.len() == 2 { kind | BlockGroupFlags::DUP } else { kind };
+    let whole: Stripes = stripes.into_iter().filter(|s| room(s) == most).take(4).collect();
+    // As many mirrors as are left.
+    let mirrored = match whole.len() {
+        0 | 1 => Profile::Single,
+        2 => Profile::Dup,
+        3 => Profile::Raid1c3,
+        _ => Profile::Raid1c4,
+    };
+    let kind = (flags & BlockGroupFlags::TYPES) | mirrored.flag();
     let chunk = MappedChunk { start: at, length: most, kind: kind.bits(), stripes: whole };
     if reader.volume().map().chunk_at(at).is_some_and(|c| c == chunk) {
         return Ok(());
@@ -232,7 +255,6 @@ fn from_chunk_nodes(reader: &Reader<'_>, scan: &Scan) -> usize {
 /// Chunks by the device extents that point back at them. Returns how many were new.
 fn from_device_extents(reader: &Reader<'_>, scan: &Scan) -> usize {
     let before = reader.volume().map().len();
-    let device = reader.superblock().device_id();
     let mut groups = BTreeMap::new();
     let group_leaves = leaves(scan, &[ObjectId::BLOCK_GROUP_TREE, ObjectId::EXTENT_TREE]);
     newest_items(reader, &group_leaves, KeyType::BLOCK_GROUP_ITEM, &mut |key, data| {
@@ -243,8 +265,9 @@ fn from_device_extents(reader: &Reader<'_>, scan: &Scan) -> usize {
     let mut stripes: BTreeMap<u64, (u64, Stripes)> = BTreeMap::new();
     let device_leaves = leaves(scan, &[ObjectId::DEV_TREE]);
     newest_items(reader, &device_leaves, KeyType::DEV_EXTENT, &mut |key, data| {
+        let device = DeviceId(key.objectid.0);
         if let Ok(extent) = DevExtent::parse(data)
-            && DeviceId(key.objectid.0) == device
+            && reader.volume().device(device).is_some()
         {
             let (length, places) = stripes
                 .entry(extent.chunk_offset.get())
@@ -256,6 +279,8 @@ fn from_device_extents(reader: &Reader<'_>, scan: &Scan) -> usize {
     });
     for (at, (length, places)) in stripes {
         let flags = match groups.get(&at) {
+            // Which stripe of a striped chunk is which, only the chunk knows.
+            Some((_, flags)) if flags.profile().is_ok_and(is_striped) => continue,
             Some((l, flags)) if *l == length => *flags,
             Some(_) => continue,
             None => BlockGroupFlags::DATA | BlockGroupFlags::METADATA,

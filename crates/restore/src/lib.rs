@@ -9,6 +9,7 @@
 //! | `error` | why nothing can be restored, or no more |
 //! | `observer` | how progress, notes and losses reach the caller |
 //! | `supers` | which superblock to start from |
+//! | `members` | which of the devices are used |
 //! | `scan` | finding nodes by their looks when nothing leads to them |
 //! | `reader` | one node: every copy, then what the scan found; when a node is good enough |
 //! | `tree` | all items of a key range, with what was found put where nodes are missing |
@@ -30,6 +31,7 @@ mod chunks;
 mod data;
 mod dest;
 mod error;
+mod members;
 mod names;
 mod observer;
 pub mod points;

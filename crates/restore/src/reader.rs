@@ -7,17 +7,17 @@
 //! what was written. Whatever is taken has the address, level and generation that were asked for,
 //! and keys in order between those of its neighbours, so that no walk can run in circles.
 //!
-//! Places are the copies that the chunk map gives, then those that a scan of the device found. The
+//! Places are the copies that the chunk map gives, then those that a scan of the devices found. The
 //! scan is made when it is first needed.
 
 use crate::error::Result;
+use crate::members;
 use crate::observer::{Loss, Observer};
 use crate::scan::{Found, Looks, Scan};
-use crate::supers;
 use larder_format::check::{Expect, check_node};
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, Logical, MAX_LEVEL, ObjectId, Superblock, TreeId};
-use larder_volume::{Device, Volume, unflattened};
+use larder_volume::{Device, Stripe, Volume, unflattened};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -60,6 +60,7 @@ pub(crate) type Bytes = Arc<[u8]>;
 /// Reads an image without the engine.
 pub struct Reader<'o> {
     volume: Volume,
+    /// The one that the superblock is from.
     device: Arc<dyn Device>,
     superblock: Box<Superblock>,
     super_copy: usize,
@@ -92,17 +93,18 @@ impl<'o> Reader<'o> {
     /// # Errors
     /// [`crate::Error::NoSuperblock`]; nothing else stops it.
     pub(crate) fn without_chunks(
-        device: Arc<dyn Device>,
+        devices: Vec<Arc<dyn Device>>,
         options: Options,
         observer: &'o dyn Observer,
     ) -> Result<Self> {
-        let device = unflattened(device);
-        let chosen = supers::choose(&*device, options.super_copy, observer)?;
-        let volume = Volume::new(vec![(chosen.superblock.device_id(), device.clone())])?;
+        let devices = devices.into_iter().map(unflattened).collect();
+        let members = members::choose(devices, options.super_copy, observer)?;
+        let volume = Volume::new(members.devices)?.with_missing();
+        let chosen = members.chosen;
         let nodes = CACHE / chosen.superblock.nodesize() as usize;
         Ok(Self {
             volume,
-            device,
+            device: members.first,
             superblock: chosen.superblock,
             super_copy: chosen.copy,
             others: chosen.others,
@@ -116,7 +118,7 @@ impl<'o> Reader<'o> {
 
     /// Takes a scan that was made before chunks were known.
     pub(crate) fn keep_scan(&self, found: Scan) {
-        let home = found.keep_at_home(self.volume.map(), self.superblock.device_id());
+        let home = found.keep_at_home(self.volume.map());
         let _ = self.scan.set(home);
     }
 
@@ -143,7 +145,7 @@ impl<'o> Reader<'o> {
         &self.volume
     }
 
-    /// The device.
+    /// The device that the superblock is from.
     #[must_use]
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
@@ -160,21 +162,24 @@ impl<'o> Reader<'o> {
         }
         Some(self.scan.get_or_init(|| {
             let found = self.scan_everything();
-            found.keep_at_home(self.volume.map(), self.superblock.device_id())
+            found.keep_at_home(self.volume.map())
         }))
     }
 
     /// Scans, without asking whether what is found lies where it belongs.
     pub(crate) fn scan_everything(&self) -> Scan {
         let sb = &self.superblock;
-        let looks = Looks {
+        let looks = |device| Looks {
+            device,
             fsid: sb.metadata_fsid(),
             nodesize: sb.nodesize(),
             csum: sb.csum_type(),
             newest: sb.generation(),
         };
         self.observer.note("searching the whole device for tree nodes");
-        let scan = Scan::run(&*self.device, &looks, self.observer);
+        let on =
+            |(id, device): (_, &Arc<dyn Device>)| Scan::run(&**device, &looks(id), self.observer);
+        let scan = Scan::join(self.volume.devices().map(on));
         self.observer.note(&format!("{} nodes found", scan.len()));
         scan
     }
@@ -190,7 +195,7 @@ impl<'o> Reader<'o> {
             return Some(bytes);
         }
         let mut bytes = vec![0; self.superblock.nodesize() as usize];
-        self.device.read_at(found.physical, &mut bytes).ok()?;
+        self.read_place(found.place, &mut bytes).ok()?;
         let view = NodeView(&bytes);
         let same = view.bytenr() == found.at && view.generation() == found.generation;
         if !same || !view.csum_matches(self.superblock.csum_type()) || !ascends(view) {
@@ -199,6 +204,11 @@ impl<'o> Reader<'o> {
         let bytes: Bytes = bytes.into();
         self.cache.insert(key, bytes.clone());
         Some(bytes)
+    }
+
+    fn read_place(&self, place: Stripe, bytes: &mut [u8]) -> std::io::Result<()> {
+        let device = self.volume.device(place.device).ok_or(std::io::ErrorKind::NotFound)?;
+        device.read_at(place.at, bytes)
     }
 
     /// A node by its address alone, from the best of its copies.
@@ -250,10 +260,7 @@ impl<'o> Reader<'o> {
                 .filter(|f| want.generation.is_none_or(|g| g == f.generation));
             let tries = places.map(|f| {
                 let mut bytes = vec![0; self.superblock.nodesize() as usize];
-                self.device
-                    .read_at(f.physical, &mut bytes)
-                    .map(|()| bytes)
-                    .map_err(|e| e.to_string())
+                self.read_place(f.place, &mut bytes).map(|()| bytes).map_err(|e| e.to_string())
             });
             match self.best(tries, want) {
                 Ok(bytes) => return Ok(bytes),

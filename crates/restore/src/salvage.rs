@@ -358,7 +358,9 @@ impl Authorities {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use larder_format::DeviceId;
     use larder_format::Physical;
+    use larder_volume::Stripe;
     use std::ops::RangeInclusive;
 
     fn key(n: u64) -> Key {
@@ -367,7 +369,7 @@ mod tests {
 
     fn leaf(generation: u64, inodes: RangeInclusive<u64>) -> Found {
         Found {
-            physical: Physical(0),
+            place: Stripe { device: DeviceId(1), at: Physical(0) },
             at: Logical(generation << 20 | inodes.start()),
             generation: Generation(generation),
             owner: ObjectId::FS_TREE,

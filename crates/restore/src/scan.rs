@@ -13,7 +13,7 @@ use larder_format::node::NodeView;
 use larder_format::{
     CsumType, DeviceId, Generation, Key, Logical, MAX_LEVEL, Physical, SECTOR_SIZE, TreeId,
 };
-use larder_volume::{ChunkMap, Device};
+use larder_volume::{ChunkMap, Device, Stripe};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,8 @@ const NEAREST: usize = 64;
 /// A node that was found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
-    pub(crate) physical: Physical,
+    /// Where it lies.
+    pub(crate) place: Stripe,
     pub(crate) at: Logical,
     pub(crate) generation: Generation,
     pub(crate) owner: TreeId,
@@ -42,6 +43,8 @@ pub(crate) struct Found {
 /// What to look for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looks {
+    /// Where this is looked for.
+    pub(crate) device: DeviceId,
     pub(crate) fsid: [u8; 16],
     pub(crate) nodesize: u32,
     pub(crate) csum: CsumType,
@@ -58,7 +61,7 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
-    /// Looks at the whole device. Places that cannot be read are passed over.
+    /// Looks at a whole device. Places that cannot be read are passed over.
     pub(crate) fn run(device: &dyn Device, looks: &Looks, observer: &dyn Observer) -> Self {
         let size = device.size();
         let next = AtomicU64::new(0);
@@ -91,8 +94,14 @@ impl Scan {
         Self::new(nodes)
     }
 
+    /// What was found on several devices.
+    pub(crate) fn join(scans: impl IntoIterator<Item = Self>) -> Self {
+        Self::new(scans.into_iter().flat_map(|scan| scan.nodes).collect())
+    }
+
     fn new(mut nodes: Vec<Found>) -> Self {
-        nodes.sort_unstable_by_key(|n| (n.at, std::cmp::Reverse(n.generation), n.physical));
+        let place = |n: &Found| (n.place.device, n.place.at);
+        nodes.sort_unstable_by_key(|n| (n.at, std::cmp::Reverse(n.generation), place(n)));
         nodes.truncate(u32::MAX as usize);
         let mut by_owner: BTreeMap<(TreeId, u8), Vec<u32>> = BTreeMap::new();
         for (i, n) in (0u32..).zip(&nodes) {
@@ -110,21 +119,13 @@ impl Scan {
     }
 
     /// Drops nodes that lie where, by what is known of the chunks, no node of that address can lie.
-    pub(crate) fn keep_at_home(self, map: &ChunkMap, device: DeviceId) -> Self {
+    pub(crate) fn keep_at_home(self, map: &ChunkMap) -> Self {
         const METADATA: u64 = 2 | 4;
-        let taken = map.taken_on(device);
         let home = |n: &Found| match map.lookup(n.at, 1) {
-            Ok(located) => located.stripes.iter().any(|s| s.device == device && s.at == n.physical),
-            Err(_) => {
-                // Not in a known chunk: then at least not in one that holds only data, or another's
-                // metadata.
-                let i = taken.partition_point(|(at, ..)| *at <= n.physical);
-                let covering = i
-                    .checked_sub(1)
-                    .map(|i| taken[i])
-                    .filter(|(at, len, _)| n.physical.0 - at.0 < *len);
-                covering.is_none()
-            }
+            Ok(located) => located.stripes.contains(&n.place),
+            // Not in a known chunk: then at least not in one that holds only data, or another's
+            // metadata.
+            Err(_) => map.chunk_on(n.place).is_none(),
         };
         let kind = |n: &Found| map.chunk_at(n.at).is_none_or(|c| c.kind & METADATA != 0);
         Self::new(self.nodes.into_iter().filter(|n| home(n) && kind(n)).collect())
@@ -208,7 +209,7 @@ fn recognise(bytes: &[u8], physical: Physical, looks: &Looks) -> Option<Found> {
         return None;
     }
     Some(Found {
-        physical,
+        place: Stripe { device: looks.device, at: physical },
         at: view.bytenr(),
         generation: view.generation(),
         owner: view.owner(),

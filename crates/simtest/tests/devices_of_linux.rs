@@ -1,13 +1,14 @@
 //! File systems on several devices, which Linux made: everything is read, whole and with devices
 //! left out.
 
+use larder_check::{Kind as Finding, Severity};
 use larder_format::items::{Chunk, RootItem};
 use larder_format::node::NodeView;
 use larder_format::{CsumType, Key, KeyType, Logical, ObjectId, Superblock};
 use larder_fs::{Filesystem, OpenOptions};
 use larder_simtest::oracle::{
-    Aspects, DeviceSet, EngineTree, Fixture, Manifest, Need, StdTree, manifest, need, populate,
-    scratch,
+    Aspects, DeviceSet, EngineTree, Fixture, Manifest, Need, StdTree, copy_image, manifest, need,
+    populate, scratch,
 };
 use larder_volume::{Assembly, Device, FileDevice, MappedChunk, OpenMode, Volume};
 use std::collections::BTreeSet;
@@ -51,6 +52,14 @@ fn open(images: &[PathBuf]) -> Vec<Arc<dyn Device>> {
         Arc::new(FileDevice::open(path, OpenMode::Read).unwrap())
     };
     images.iter().map(open).collect()
+}
+
+/// Kinds of the errors that a check with all data finds.
+fn errors_of_a_check(images: &[PathBuf]) -> Vec<Finding> {
+    let options = larder_check::Options { data: true, ..Default::default() };
+    let report = larder_check::check(&open(images), &options, &|_| {}).unwrap();
+    let errors = report.findings.iter().filter(|f| f.severity() == Severity::Error);
+    errors.map(|f| f.kind).collect()
 }
 
 /// All sets of up to `most` of the numbers 1 to `n`.
@@ -175,12 +184,79 @@ fn every_profile_is_read_with_devices_left_out() {
             let missing: Vec<usize> =
                 fs.info().missing_devices.iter().map(|m| m.id.0 as usize).collect();
             assert_eq!(missing, lost, "{name}");
+            let errors = errors_of_a_check(&images);
+            assert_eq!(errors, vec![Finding::DeviceMissing; lost.len()], "{name}");
             let engine = manifest(&EngineTree(&fs)).unwrap_or_else(|e| panic!("{name}: {e:#}"));
             fs.close().unwrap();
             let differences = linux.differences(&engine, Aspects::same_image());
             assert_eq!(differences, [], "{name}");
         }
     }
+}
+
+/// What was fsynced after the last commit is in a log, which a reader replays in memory.
+#[test]
+fn a_log_is_replayed_without_a_device() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let (dir, cut) = (scratch(), scratch());
+    let args = ["-d", "raid5", "-m", "raid1"];
+    let set = DeviceSet::make(dir.path(), &[256 * MIB; 3], &args).unwrap();
+    let mount = set.mount("").unwrap();
+    mount.sync().unwrap();
+    let contents: Vec<u8> = (0..400_000u32).map(|i| (i / 64) as u8).collect();
+    std::fs::write(mount.join("file"), &contents).unwrap();
+    std::fs::File::open(mount.join("file")).unwrap().sync_all().unwrap();
+    // As a power cut leaves it: the kernel's mount is still there.
+    let images: Vec<PathBuf> = set.images()[1..]
+        .iter()
+        .map(|image| {
+            let copy = cut.path().join(image.file_name().unwrap());
+            copy_image(image, &copy).unwrap();
+            copy
+        })
+        .collect();
+    mount.unmount_clean().unwrap();
+    let options = OpenOptions { read_only: true, degraded: true, ..OpenOptions::default() };
+    let fs = Filesystem::open_devices(open(&images), options).unwrap();
+    let mut back = vec![0; contents.len() + 1];
+    let file = fs.lookup(fs.root(), b"file").unwrap().id;
+    assert_eq!(fs.read(file, 0, &mut back).unwrap(), contents.len());
+    assert!(back[..contents.len()] == contents);
+    fs.close().unwrap();
+}
+
+/// A device that was away while the others were written is recognised. It is not asked for what
+/// others have, and what only it has counts where the checksums say so.
+#[test]
+fn a_device_that_was_away_is_read_last() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let (dir, old) = (scratch(), scratch());
+    let args = ["-d", "raid1", "-m", "raid1"];
+    let set = DeviceSet::make(dir.path(), &[256 * MIB; 2], &args).unwrap();
+    let write = |byte: u8| {
+        let mount = set.mount("nodatasum").unwrap();
+        std::fs::write(mount.join("file"), vec![byte; 200_000]).unwrap();
+        mount.unmount_clean().unwrap();
+    };
+    write(1);
+    let away = old.path().join("away");
+    copy_image(&set.images()[0], &away).unwrap();
+    write(2);
+    // Without checksums only the order tells.
+    let images = [away, set.images()[1].clone()];
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let fs = Filesystem::open_devices(open(&images), options).unwrap();
+    let stale: Vec<u64> = fs.info().stale_devices.iter().map(|s| s.id.0).collect();
+    assert_eq!((stale, fs.info().missing_devices), (vec![1], Vec::new()));
+    let mut back = vec![0; 200_000];
+    let file = fs.lookup(fs.root(), b"file").unwrap().id;
+    assert_eq!(fs.read(file, 0, &mut back).unwrap(), 200_000);
+    assert!(back.iter().all(|b| *b == 2));
+    fs.close().unwrap();
 }
 
 #[test]

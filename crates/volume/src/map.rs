@@ -377,20 +377,24 @@ impl ChunkMap {
         })
     }
 
+    /// The chunk that a place of a device belongs to, by its first address.
+    #[must_use]
+    pub fn chunk_on(&self, place: Stripe) -> Option<Logical> {
+        self.inner.read().chunk_on(place)
+    }
+
     /// The address whose bytes lie in a place of a device. `None` for a place in no chunk, and for
     /// parity.
     #[must_use]
     pub fn logical(&self, place: Stripe) -> Option<Logical> {
         let inner = self.inner.read();
-        let before = inner.taken.range((place.device, 0)..=(place.device, place.at.0)).next_back();
-        let (_, (_, start)) = before.filter(|(_, (end, _))| place.at.0 < *end)?;
-        let Placed { chunk, layout } = inner.chunks.get(&start.0)?;
+        let Placed { chunk, layout } = inner.chunks.get(&inner.chunk_on(place)?.0)?;
         let bytes = chunk.stripe_bytes();
-        let holds = |s: &Stripe| s.device == place.device && s.at <= place.at;
-        let into = |s: &Stripe| place.at.0 - s.at.0;
-        let (n, stripe) =
-            chunk.stripes.iter().enumerate().find(|(_, s)| holds(s) && into(s) < bytes)?;
-        Some(chunk.start.plus(layout.logical(n, into(stripe))?))
+        let holds = |s: &Stripe| {
+            s.device == place.device && s.at <= place.at && place.at.0 - s.at.0 < bytes
+        };
+        let (n, stripe) = chunk.stripes.iter().enumerate().find(|(_, s)| holds(s))?;
+        Some(chunk.start.plus(layout.logical(n, place.at.0 - stripe.at.0)?))
     }
 
     /// The chunk that covers `at`.
@@ -436,6 +440,10 @@ impl ChunkMap {
 }
 
 impl Inner {
+    fn chunk_on(&self, place: Stripe) -> Option<Logical> {
+        let before = self.taken.range((place.device, 0)..=(place.device, place.at.0)).next_back();
+        before.filter(|(_, (end, _))| place.at.0 < *end).map(|(_, (_, chunk))| *chunk)
+    }
     fn find(&self, at: Logical) -> Option<&Placed> {
         let (_, placed) = self.chunks.range(..=at.0).next_back()?;
         (at < placed.chunk.end()).then_some(placed)

@@ -66,6 +66,9 @@ struct Member {
     counters: Counters,
 }
 
+/// Numbers of copies.
+pub type Copies = SmallVec<[usize; 4]>;
+
 /// How much is to be expected of what a copy is read from. A copy is worth what its worst device
 /// is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,6 +121,13 @@ impl Volume {
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
+    }
+
+    /// The same volume, whose chunks may lie on devices that are not there. Copies stay in their
+    /// order.
+    #[must_use]
+    pub fn with_missing(self) -> Self {
+        Self { degraded: true, ..self }
     }
 
     /// The volume of the devices of a file system, with its system chunks: enough to read the chunk
@@ -240,6 +250,20 @@ impl Volume {
         missing.sort_unstable();
         missing.dedup();
         Some((chunk, missing))
+    }
+
+    /// The copies of the bytes at `at` that need no missing device, in two lists. The first, read
+    /// together, show everything that is stored for these bytes: each mirror, or the bytes and what
+    /// their parity says. The others are needed only where none of these is right.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unmapped`] when no chunk covers `at`.
+    pub fn copies_to_check(&self, at: Logical) -> VolumeResult<(Copies, Copies)> {
+        let found = self.map.lookup(at, 1)?;
+        let here = (0..found.ways)
+            .filter(|way| !self.degraded || self.worth(at, &found, *way) != Worth::Missing);
+        let stored = self.map.stored(at)?;
+        Ok(here.partition(|way| *way < stored))
     }
 
     /// Number of copies of the bytes at `at`, as far as reading goes: ways to read them.

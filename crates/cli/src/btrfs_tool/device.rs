@@ -7,7 +7,7 @@ use super::elsewhere::Anything;
 use super::mounted::Mounted;
 use super::units::Units;
 use super::{Done, Failed, Global, each, elsewhere, must_be_directory, usage};
-use crate::image::{Access, open_device};
+use crate::image::{Access, as_devices, open_devices};
 use crate::print;
 use crate::raw::session;
 use larder_format::{Key, KeyType, ObjectId};
@@ -135,7 +135,7 @@ fn counters(source: &Path) -> Result<[u64; 5], Failed> {
     const PERSISTENT_ITEM: KeyType = KeyType(249);
     let mut counters = [0; 5];
     // An image that is in use is read as it is: the item is in a tree of one block or two.
-    session(open_device(source, Access::Read { force: true })?, |s| {
+    session(as_devices(&open_devices(source, Access::Read { force: true })?), |s| {
         let Some(tree) = s.trees.tree(ObjectId::DEV_TREE) else { return Ok(()) };
         let key = Key::new(0, PERSISTENT_ITEM, 1);
         let Some(item) = tree.find(s.reader, key)? else { return Ok(()) };

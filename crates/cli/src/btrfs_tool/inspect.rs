@@ -4,7 +4,7 @@ use super::elsewhere::Anything;
 use super::mounted::{Mounted, id_of, must_be_larder, subvolumes_of};
 use super::{Done, Failed, each, elsewhere, must_be_directory, reason, superblock};
 use crate::commands::inspect::uses_of;
-use crate::image::{Access, open_device};
+use crate::image::{Access, as_devices, open_devices};
 use crate::print;
 use crate::raw::session;
 use larder_format::Logical;
@@ -95,7 +95,7 @@ fn logical(options: &LogicalResolve) -> Done {
     control::sync(path)
         .map_err(|e| Failed::because(format!("Could not sync filesystem: {}", reason(&e))))?;
     let mut found = Vec::new();
-    session(open_device(&source, Access::Read { force: true })?, |s| {
+    session(as_devices(&open_devices(&source, Access::Read { force: true })?), |s| {
         found = uses_of(s, Logical(options.at), options.whole)?;
         Ok(())
     })?;

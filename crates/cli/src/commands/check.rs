@@ -4,17 +4,16 @@
 //! progress a line on a terminal, and its verdict an exit code.
 
 use crate::failure::Advise;
-use crate::image::{Access, advise_content, open_device};
-use crate::print;
+use crate::image::{Access, advise_content, as_devices, open_devices};
+use crate::{devices, print};
 use anyhow::bail;
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use larder_check::{Finding, Options, Progress, Report, Severity};
-use larder_volume::{Device, VolumeError};
+use larder_volume::VolumeError;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Check an image, which is only read: every structure against every other, and with --data all
@@ -48,31 +47,34 @@ pub(crate) struct Args {
     /// Read the image even if it is in use; what changes meanwhile looks like damage
     #[arg(long)]
     force: bool,
-    /// Image file or block device
-    image: PathBuf,
+    /// Image file or block device; several if the file system spans them and they do not lie in
+    /// one directory
+    #[arg(value_name = "IMAGE", required = true)]
+    images: Vec<PathBuf>,
 }
 
 impl Args {
     /// A check as `btrfs check` does it.
     pub(crate) fn of(image: &Path, data: bool, force: bool) -> Self {
-        Self { data, json: false, threads: None, limit: 20, force, image: image.to_owned() }
+        Self { data, json: false, threads: None, limit: 20, force, images: vec![image.to_owned()] }
     }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let device: Arc<dyn Device> = open_device(&args.image, Access::Read { force: args.force })?;
+    let image = devices::join(&args.images);
+    let opened = open_devices(&image, Access::Read { force: args.force })?;
     let options =
         Options { data: args.data, threads: args.threads.unwrap_or(0).into(), keep: args.limit };
     let bar = progress_bar();
-    let result = larder_check::check(&[Arc::clone(&device)], &options, &|p| show_progress(&bar, p));
+    let result = larder_check::check(&as_devices(&opened), &options, &|p| show_progress(&bar, p));
     bar.finish_and_clear();
-    let report = advise_content(advise(result), &*device)?;
+    let report = advise_content(advise(result), &*opened[0])?;
     let shown = if args.json { print::json(&value_of(&report)) } else { show(&report) };
     // The verdict stands even if nobody reads to the end.
     print::unless_closed(shown).could_not_run()?;
     let errors = report.errors();
     if errors > 0 {
-        bail!("{}: {} found", args.image.display(), print::number(errors, "error"));
+        bail!("{}: {} found", image.display(), print::number(errors, "error"));
     }
     Ok(())
 }

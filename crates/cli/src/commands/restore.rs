@@ -4,7 +4,7 @@
 //! error as they come, or all of it as one JSON object on standard output.
 
 use crate::failure::{Advise, usage};
-use crate::image::{Access, DUMP_ADVICE, advise_content, open_device};
+use crate::image::{Access, DUMP_ADVICE, advise_content, as_devices, open_devices};
 use crate::interrupt::Interrupt;
 use crate::mount_options;
 use crate::print;
@@ -16,14 +16,13 @@ use larder_restore::{
     Entry, Loss, Observer, Options, PointSource, Reader, Report, Request, Step, Target, Trees,
     When, points, restore,
 };
-use larder_volume::Device;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Copy what is left of a damaged image into a directory.
@@ -211,15 +210,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.super_copy.is_some_and(|n| n > 2) {
         return usage("there are at most three superblocks: 0, 1 and 2");
     }
-    let device = open_device(&args.image, Access::Read { force: args.force })?;
+    let devices = open_devices(&args.image, Access::Read { force: args.force })?;
     let mut console = Console::new(args);
     if !args.list && !args.dry_run {
         console.interrupt = Interrupt::watch();
     }
     let options = Options { super_copy: args.super_copy, scan: !args.no_scan };
-    let opened =
-        Reader::open(Arc::clone(&device) as Arc<dyn Device>, options, &console).could_not_run();
-    let reader = advise_content(opened, &*device)?;
+    let opened = Reader::open_devices(as_devices(&devices), options, &console).could_not_run();
+    let reader = advise_content(opened, &*devices[0])?;
     let dump = reader.superblock().metadata_dump().is_some();
     if dump && args.list {
         console.note(

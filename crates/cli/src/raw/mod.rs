@@ -68,21 +68,22 @@ pub(crate) struct Session<'a> {
 
 /// Opens an image, asks, and ends with what could not be read.
 pub(crate) fn session(
-    device: Arc<dyn Device>,
+    devices: Vec<Arc<dyn Device>>,
     ask: impl FnOnce(&Session<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    with_reader(device, |reader, problems| ask(&open_trees(reader, problems)?))
+    with_reader(devices, |reader, problems| ask(&open_trees(reader, problems)?))
 }
 
 /// As [`session`], without looking at any tree but that of the chunks.
 pub(crate) fn with_reader(
-    device: Arc<dyn Device>,
+    devices: Vec<Arc<dyn Device>>,
     ask: impl FnOnce(&Reader<'_>, &Problems) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let problems = Problems::default();
     let options = Options { super_copy: None, scan: false };
-    let opened = Reader::open(Arc::clone(&device), options, &problems).could_not_run();
-    let reader = advise_content(opened, &*device)?;
+    let first = Arc::clone(&devices[0]);
+    let opened = Reader::open_devices(devices, options, &problems).could_not_run();
+    let reader = advise_content(opened, &*first)?;
     if reader.superblock().metadata_dump().is_some() {
         image::note_dump(&reader.device().name());
     }

@@ -190,8 +190,8 @@ pub(crate) fn divided(profile: Profile, mut free: Vec<u64>) -> u64 {
     free.retain(|bytes| *bytes > 0);
     free.sort_unstable();
     match profile {
-        Profile::Single => free.iter().sum(),
-        Profile::Dup => free.iter().map(|bytes| bytes / 2).sum(),
+        Profile::Single => free.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+        Profile::Dup => free.iter().fold(0, |sum, bytes| sum.saturating_add(bytes / 2)),
         Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4 => {
             mirrored(u64::from(profile.copies()), &free)
         }
@@ -202,7 +202,7 @@ pub(crate) fn divided(profile: Profile, mut free: Vec<u64>) -> u64 {
 /// Each byte lies on `copies` devices, whichever have room. `free` is ascending.
 fn mirrored(copies: u64, free: &[u64]) -> u64 {
     // A device holds each byte once, so of the largest no more counts than there is of the whole.
-    let mut rest: u64 = free.iter().sum();
+    let mut rest = free.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
     let mut left = copies;
     for largest in free.iter().rev() {
         if left == 0 {
@@ -213,7 +213,7 @@ fn mirrored(copies: u64, free: &[u64]) -> u64 {
             return whole;
         }
         // This device has a copy of everything.
-        rest -= largest;
+        rest = rest.saturating_sub(*largest);
         left -= 1;
     }
     0
@@ -221,14 +221,15 @@ fn mirrored(copies: u64, free: &[u64]) -> u64 {
 
 /// Each chunk lies on all devices that have room. `free` is ascending.
 fn striped(profile: Profile, free: &[u64]) -> u64 {
-    let (mut sum, mut below) = (0, 0);
+    let (mut sum, mut below) = (0u64, 0);
     for (i, bytes) in free.iter().enumerate() {
         let there = u16::try_from(free.len() - i).unwrap_or(u16::MAX).min(MAX_STRIPES);
         let stripes = there - there % profile.sub_stripes();
         if stripes < profile.min_devices() {
             break;
         }
-        sum += (bytes - below) * u64::from(profile.data_stripes(stripes));
+        let layer = (bytes - below).saturating_mul(profile.data_stripes(stripes).into());
+        sum = layer.saturating_add(sum);
         below = *bytes;
     }
     sum

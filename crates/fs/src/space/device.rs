@@ -83,11 +83,11 @@ impl DeviceSpace {
     }
     /// Bytes of all devices.
     pub(super) fn size(&self) -> u64 {
-        self.devices.values().map(|d| d.size).sum()
+        self.devices.values().fold(0, |sum, d| sum.saturating_add(d.size))
     }
     /// Bytes that no chunk takes.
     pub(super) fn unallocated(&self) -> u64 {
-        self.present().map(|(_, d)| d.unallocated()).sum()
+        self.present().fold(0, |sum, (_, d)| sum.saturating_add(d.unallocated()))
     }
     /// The same, as bytes of data in chunks of a profile.
     pub(super) fn unallocated_as(&self, profile: Profile) -> u64 {
@@ -206,7 +206,7 @@ impl OneDevice {
     }
     fn unallocated(&self) -> u64 {
         let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
-        usable.saturating_sub(self.taken.values().sum())
+        usable.saturating_sub(self.taken.values().sum::<u64>())
     }
     fn first_untold(&self) -> Option<(Physical, u64)> {
         let mut known = self.taken();

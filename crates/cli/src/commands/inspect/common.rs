@@ -1,6 +1,6 @@
 //! Arguments that the questions have in common, and the device that they name.
 
-use crate::image::{Access, open_device};
+use crate::image::{Access, as_devices, open_devices};
 use larder_volume::Device;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct How {
     pub(super) force: bool,
 }
 
-/// Opens the device of an image for reading.
-pub(super) fn device(image: &Path, how: &How) -> anyhow::Result<Arc<dyn Device>> {
-    Ok(open_device(image, Access::Read { force: how.force })?)
+/// Opens the devices of an image for reading.
+pub(super) fn devices(image: &Path, how: &How) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    Ok(as_devices(&open_devices(image, Access::Read { force: how.force })?))
 }

@@ -1,6 +1,6 @@
 //! The extent at an address, and the files that use it.
 
-use super::common::{How, device};
+use super::common::{How, devices};
 use super::items;
 use super::owners::{Extent, Owners, Users};
 use super::paths::Paths;
@@ -8,7 +8,8 @@ use crate::failure::usage;
 use crate::print;
 use crate::raw::{Session, session, type_text};
 use larder_format::items::{Compression, ExtentRecord};
-use larder_format::{Logical, TreeId};
+use larder_format::{Logical, Physical, TreeId};
+use larder_volume::Stripe;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
@@ -48,12 +49,13 @@ fn logical(s: &Session<'_>, args: &Args) -> anyhow::Result<Logical> {
     }
     let map = s.reader.volume().map();
     let device = s.reader.superblock().device_id();
-    for (at, len, chunk) in map.taken_on(device) {
-        if at.0 <= args.address && args.address - at.0 < len {
-            return Ok(chunk.plus(args.address - at.0));
-        }
+    if let Some(at) = map.logical(Stripe { device, at: Physical(args.address) }) {
+        return Ok(at);
     }
-    usage(format!("the device has nothing at {}: it lies in no chunk", args.address))
+    usage(format!(
+        "device {device} has no data at {}: it lies in no chunk, or is parity",
+        args.address
+    ))
 }
 
 /// Places of an address on devices.
@@ -115,7 +117,7 @@ fn head(s: &Session<'_>, at: Logical, e: Option<&Extent>) -> String {
 }
 
 pub(super) fn extent(args: &Args) -> anyhow::Result<()> {
-    session(device(&args.image, &args.how)?, |s| {
+    session(devices(&args.image, &args.how)?, |s| {
         let at = logical(s, args)?;
         let owners = Owners::new(s);
         let extent = owners
@@ -174,7 +176,7 @@ pub(crate) fn uses_of(s: &Session<'_>, at: Logical, whole: bool) -> anyhow::Resu
 }
 
 pub(super) fn files_at(args: &Args) -> anyhow::Result<()> {
-    session(device(&args.image, &args.how)?, |s| {
+    session(devices(&args.image, &args.how)?, |s| {
         let at = logical(s, args)?;
         let mut owners = Owners::new(s);
         let (extent, users) = match owners.extent_at(at) {

@@ -1,6 +1,6 @@
 //! `larder inspect block-groups`: how full the block groups are.
 
-use super::common::{Common, device};
+use super::common::{Common, devices};
 use crate::print;
 use crate::raw::groups::{Group, read_groups};
 use crate::raw::{session, type_text};
@@ -8,7 +8,7 @@ use crate::size::{self, Share};
 use serde_json::{Value, json};
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
-    session(device(&common.image, &common.how)?, |s| {
+    session(devices(&common.image, &common.how)?, |s| {
         let groups = read_groups(s);
         let map = s.reader.volume().map();
         if common.how.json {

@@ -1,7 +1,7 @@
 //! `larder inspect inode`: where a file lies. Shows every extent with its copies, whether it is
 //! shared, and how fragmented the file is.
 
-use super::common::{How, device};
+use super::common::{How, devices};
 use super::items;
 use super::owners::Owners;
 use super::paths::{Paths, default_subvolume, resolve};
@@ -89,7 +89,7 @@ impl Sum {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let target = Target::parse(&args.target);
-    session(device(&target.image, &args.how)?, |s| {
+    session(devices(&target.image, &args.how)?, |s| {
         let start = args.subvolid.map_or_else(|| default_subvolume(s), ObjectId);
         if s.trees.tree(start).is_none() {
             return usage(format!("there is no subvolume {start}"));

@@ -1,6 +1,6 @@
 //! `larder inspect log`: what was fsynced after the last commit, and waits to be replayed.
 
-use super::common::{Common, device};
+use super::common::{Common, devices};
 use super::trees;
 use crate::print;
 use crate::raw::{log, with_reader};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::ops::ControlFlow;
 
 pub(super) fn run(common: &Common) -> anyhow::Result<()> {
-    with_reader(device(&common.image, &common.how)?, |reader, problems| {
+    with_reader(devices(&common.image, &common.how)?, |reader, problems| {
         let logs = log::trees(reader, problems);
         let mut values = Vec::new();
         if logs.is_empty() && !common.how.json {

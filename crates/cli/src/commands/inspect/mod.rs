@@ -31,7 +31,7 @@ mod trees;
 pub(crate) use extent::uses_of;
 
 use crate::image::advise_content;
-use common::{Common, device};
+use common::{Common, devices};
 
 /// Show the structures of an image: superblocks, trees, chunks, block groups; which files use an
 /// address; where a file lies.
@@ -87,7 +87,7 @@ enum What {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         What::Super(c) => {
-            let device = device(&c.image, &c.how)?;
+            let device = devices(&c.image, &c.how)?.swap_remove(0);
             advise_content(supers::run(&*device, c.how.json), &*device)
         }
         What::Tree(a) => trees::tree(a),

@@ -1,6 +1,6 @@
 //! Trees and blocks item by item, and the chunk map.
 
-use super::common::{Common, How, device};
+use super::common::{Common, How, devices};
 use super::items;
 use crate::failure::usage;
 use crate::print;
@@ -78,7 +78,7 @@ fn open_tree(reader: &Reader<'_>, problems: &Problems, id: u64) -> anyhow::Resul
 }
 
 pub(super) fn tree(args: &Args) -> anyhow::Result<()> {
-    with_reader(device(&args.image, &args.how)?, |reader, problems| {
+    with_reader(devices(&args.image, &args.how)?, |reader, problems| {
         let (mut values, mut result, mut left) =
             (Vec::new(), Ok(()), args.limit.unwrap_or(usize::MAX));
         let mut one = |view: NodeView<'_>| {
@@ -109,7 +109,7 @@ pub(super) fn tree(args: &Args) -> anyhow::Result<()> {
 }
 
 pub(super) fn chunks(common: &Common) -> anyhow::Result<()> {
-    with_reader(device(&common.image, &common.how)?, |reader, problems| {
+    with_reader(devices(&common.image, &common.how)?, |reader, problems| {
         let mut chunks: Vec<(u64, Chunk)> = Vec::new();
         let gaps = chunk_tree(reader).walk(reader, Key::MIN, Key::MAX, &mut |item| {
             if item.key.kind == KeyType::CHUNK_ITEM {

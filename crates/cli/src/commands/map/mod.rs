@@ -14,6 +14,7 @@ mod layout;
 mod paint;
 mod space;
 
+use crate::failure::usage;
 use crate::image::{Access, open_device};
 use crate::print;
 use crate::raw::session;
@@ -73,7 +74,7 @@ impl Args {
             "html" | "htm" => Ok(true),
             "svg" => Ok(false),
             _ if self.output.as_os_str() == "-" => Ok(false),
-            _ => crate::failure::usage("the output must end in .svg or .html, or be - for an SVG"),
+            _ => usage("the output must end in .svg or .html, or be - for an SVG"),
         }
     }
 }
@@ -92,7 +93,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name =
         args.image.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     let grid = layout::Grid::new(args.layout, args.cells);
-    session(device, |s| {
+    session(vec![device], |s| {
+        let devices = s.reader.superblock().num_devices();
+        if devices > 1 {
+            return usage(format!("it spans {devices} devices, and a map shows one so far"));
+        }
         let space = space::Space::read(s, grid.cells(), &bar)?;
         bar.finish_and_clear();
         let picture = draw::picture(&space, &grid, &name, html);

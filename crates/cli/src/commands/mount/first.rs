@@ -11,15 +11,17 @@ use super::{
 };
 use crate::attach::{AttachSocket, StartLock};
 use crate::failure::Advise;
-use crate::image::{Access, advise_content, advise_filesystem, advise_open, when_free};
+use crate::image::{
+    Access, advise_content, advise_filesystem, advise_open, as_devices, note_devices, when_free,
+};
 use crate::mount_options::{MountWishes, whole};
 use crate::state::Claim;
-use crate::{print, utab};
+use crate::{devices, print, utab};
 use anyhow::Context;
 use larder_fs::{Filesystem, OpenOptions};
 use larder_fuse::helper::Ended;
 use larder_fuse::{MountGroup, MountHelper, Mounted, sandbox};
-use larder_volume::{Device, FileDevice, OpenMode};
+use larder_volume::{FileDevice, OpenMode};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::File;
@@ -34,10 +36,10 @@ pub(super) fn serve(
     mountpoint: &Path,
     start_lock: Option<StartLock>,
 ) -> anyhow::Result<()> {
-    let source = &args.source;
-    let device = open_device(source, wishes)?;
-    let settings = whole::settings(wishes, device.is_block_device());
-    let image = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
+    let source = args.source();
+    let devices = devices::open(args.devices(wishes), |path| open_device(path, wishes))?;
+    let settings = whole::settings(wishes, devices[0].is_block_device());
+    let image = std::fs::canonicalize(&source).with_context(|| source.display().to_string())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
     utab::add(&image, mountpoint);
     // Without an attach socket there is one mount.
@@ -60,7 +62,7 @@ pub(super) fn serve(
     let sandbox = helper.is_some().then(sandbox::enter);
 
     let (fs, mounted) =
-        match open_and_mount(device, args, wishes, &image, mountpoint, helper.as_ref()) {
+        match open_and_mount(&devices, args, wishes, &image, mountpoint, helper.as_ref()) {
             Ok(both) => both,
             Err(e) => {
                 start_lock.into_iter().for_each(StartLock::leave);
@@ -128,7 +130,7 @@ fn spawn_helper(
 
 /// Reads the image for the first time, and mounts it.
 fn open_and_mount(
-    device: FileDevice,
+    devices: &[Arc<FileDevice>],
     args: &Args,
     wishes: &MountWishes,
     image: &Path,
@@ -139,21 +141,21 @@ fn open_and_mount(
         read_only: wishes.read_only,
         no_log_replay: wishes.no_log_replay,
         metadata_dump: false,
-        degraded: false,
+        degraded: wishes.degraded,
         subvol: wishes.subvol.clone(),
         cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
         commit_interval: Some(wishes.commit),
         compress: wishes.compress,
-        discard: wishes.discard.unwrap_or(!device.is_block_device()),
+        discard: wishes.discard.unwrap_or(!devices[0].is_block_device()),
         max_inline: wishes.max_inline.unwrap_or(OpenOptions::default().max_inline),
         no_data_cow: wishes.no_data_cow,
         no_data_sum: wishes.no_data_sum,
         tuning: wishes.tuning.clone(),
     };
-    let name = args.source.display().to_string();
-    let device = Arc::new(device);
-    let opened = Filesystem::open(Arc::clone(&device) as Arc<dyn Device>, options);
-    let fs = advise_content(advise_filesystem(opened, &name), &*device)?;
+    let name = args.source().display().to_string();
+    let opened = Filesystem::open_devices(as_devices(devices), options);
+    let fs = advise_content(advise_filesystem(opened, &name), &*devices[0])?;
+    note_devices(&name, &fs.info());
     if fs.info().has_unreplayed_log {
         print::say(&format!(
             "larder: note: {name} has a log that is not replayed; showing its last commit"

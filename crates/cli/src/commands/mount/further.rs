@@ -30,9 +30,10 @@ pub(super) fn mount(
     wishes: &MountWishes,
     mountpoint: &Path,
 ) -> anyhow::Result<Option<Further>> {
-    let Some(found) = Found::of(&args.source) else { return Ok(None) };
-    let shown = args.source.display().to_string();
-    let image = std::fs::canonicalize(&args.source).with_context(|| shown.clone())?;
+    let source = args.source();
+    let Some(found) = Found::of(&source) else { return Ok(None) };
+    let shown = source.display().to_string();
+    let image = std::fs::canonicalize(&source).with_context(|| shown.clone())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
     utab::add(&image, mountpoint);
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;

@@ -32,7 +32,7 @@ use crate::attach::{self, StartLock};
 use crate::failure::{self, Advise, usage};
 use crate::mount_options::{self, MountWishes};
 use crate::state;
-use crate::{mount_table, print};
+use crate::{devices, mount_table, print};
 use anyhow::{Context, anyhow};
 use larder_fuse::helper::{self, Ended};
 use larder_fuse::{MountError, MountOptions};
@@ -75,11 +75,25 @@ pub(crate) struct Args {
     /// What a mount helper removes when its daemon ends
     #[arg(long, hide = true)]
     attach_socket: Option<PathBuf>,
-    /// Image file or block device
-    #[arg(value_name = "IMAGE|DEVICE")]
-    source: PathBuf,
+    /// Image file or block device; several if the file system spans them
+    #[arg(value_name = "IMAGE|DEVICE", required = true)]
+    sources: Vec<PathBuf>,
     /// Directory
+    #[arg(required = true)]
     mountpoint: PathBuf,
+}
+
+impl Args {
+    /// Everything that is named to be mounted.
+    fn devices(&self, wishes: &MountWishes) -> Vec<PathBuf> {
+        let named = self.sources.iter().flat_map(|source| devices::names(source));
+        named.chain(wishes.devices.iter().cloned()).collect()
+    }
+
+    /// What the mount is known by: the first device.
+    fn source(&self) -> PathBuf {
+        devices::names(&self.sources[0]).swap_remove(0)
+    }
 }
 
 /// Help at length: the examples, and the options for `-o`.
@@ -111,7 +125,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(bytes) = args.cache_size {
         arguments.extend(["--cache-size".into(), bytes.to_string().into()]);
     }
-    arguments.extend(["--".into(), args.source.clone().into(), args.mountpoint.clone().into()]);
+    arguments.push("--".into());
+    arguments.extend(args.sources.iter().chain([&args.mountpoint]).map(OsString::from));
     match start_daemon(&arguments)? {
         0 => Ok(()),
         // The daemon has said why.
@@ -197,11 +212,12 @@ fn run_helper(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, Arc::default()).context("ignoring signals")?;
     }
     let config = helper::HelperConfig {
-        source: args.source.clone(),
+        source: args.source(),
         mountpoint: args.mountpoint.clone(),
         options: request(wishes),
     };
-    let tidy_up = |end| tidy_up(end, &args.mountpoint, &args.source, args.attach_socket.as_deref());
+    let tidy_up =
+        |end| tidy_up(end, &args.mountpoint, &args.source(), args.attach_socket.as_deref());
     helper::serve_daemon(rustix::stdio::stdin(), &config, tidy_up)?;
     Ok(())
 }
@@ -244,7 +260,7 @@ fn serve(args: &Args, wishes: &MountWishes) -> anyhow::Result<()> {
         }
         Ok(_) => {}
     }
-    let start_lock = StartLock::of(&args.source).could_not_run()?;
+    let start_lock = StartLock::of(&args.source()).could_not_run()?;
     match further::mount(args, wishes, &mountpoint)? {
         Some(further) => {
             drop(start_lock);
@@ -262,7 +278,8 @@ fn say_ready() {
 
 /// Says it to people, in the foreground.
 fn say_mounted(args: &Args) {
-    let (source, shown) = (args.source.display(), args.mountpoint.display());
+    let (source, shown) = (args.source(), args.mountpoint.display());
+    let source = source.display();
     let _ = print::line(&format!("{source} is mounted on {shown}"));
 }
 
