@@ -25,6 +25,8 @@ pub struct Options {
     pub max_errors: u64,
     /// Unpack what is packed, also where it could be stored so.
     pub force_decompress: bool,
+    /// End behind the first `end`, and do not look for a further stream.
+    pub one_stream: bool,
     /// Time between checkpoints.
     pub checkpoint_after: Duration,
     /// Commands between checkpoints, if these are to be counted, too.
@@ -37,6 +39,7 @@ impl Default for Options {
             resume: false,
             max_errors: 1,
             force_decompress: false,
+            one_stream: false,
             checkpoint_after: Duration::from_secs(60),
             checkpoint_commands: None,
         }
@@ -45,6 +48,8 @@ impl Default for Options {
 
 /// Sees how receiving goes on.
 pub trait Observer {
+    /// The stream has a subvolume; `incremental` if as differences from another one.
+    fn announces(&mut self, _name: &[u8], _incremental: bool) {}
     /// A subvolume has been begun; `resumed` if it had a part already.
     fn begins(&mut self, _name: &[u8], _resumed: bool) {}
     /// A subvolume is complete.
@@ -156,6 +161,9 @@ impl<D: Destination> Receiver<'_, D> {
             }
             self.command(&frame)?;
             self.observer.at(reader.offset());
+            if self.options.one_stream && matches!(frame.command()?, Command::End {}) {
+                break;
+            }
         }
         self.complete()
     }
@@ -186,6 +194,7 @@ impl<D: Destination> Receiver<'_, D> {
         self.complete()?;
         let refused = |e: Refused| failure(frame, e.into());
         check_name(name).map_err(refused)?;
+        self.observer.announces(name, parent.is_some());
         let received = Received { name: name.to_vec(), sent, parent, applied: 0, skipped: 0 };
         let start = subvolume::start(self.to, name, &sent, self.options.resume)?;
         let has_some = !matches!(start, Start::Anew);

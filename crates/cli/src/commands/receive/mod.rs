@@ -3,7 +3,7 @@
 //! Hidden here is where the stream comes from and how its end is told to people: what is half
 //! received, and how it goes on. What the stream does is `larder_receive`'s.
 
-mod dump;
+pub(crate) mod dump;
 mod json;
 mod progress;
 
