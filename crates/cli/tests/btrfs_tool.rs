@@ -487,7 +487,9 @@ fn trees_are_shown_as_the_other_shows_them() {
     fill(mount.path());
     let script = "
         cd home && mkdir names && mknod dev c 5 6 && ln -s target link && truncate -s 1M holes
-        for n in $(seq 150); do echo $n > \"names/a name $n\"; ln a \"another-name-of-the-file-$n\"; done
+        for n in $(seq 150); do
+            echo $n > \"names/a name $n\"; ln a \"another-name-of-the-file-$n\"
+        done
         setfattr -n user.x -v 'some value' a && fallocate -l 100000 reserved && chattr +i holes
         printf x | tee \"$(printf 'odd\\nname')\" && chattr -i holes && sync
         echo more >> a && sync a";
