@@ -53,6 +53,8 @@ impl Default for Options {
 
 /// Sees how receiving goes on.
 pub trait Observer {
+    /// The stream has a subvolume; `incremental` if as differences from another one.
+    fn announces(&mut self, _name: &[u8], _incremental: bool) {}
     /// A subvolume has been begun; `resumed` if it had a part already.
     fn begins(&mut self, _name: &[u8], _resumed: bool) {}
     /// A subvolume is complete.
@@ -231,6 +233,7 @@ impl<D: Destination> Receiver<'_, D> {
         self.complete()?;
         let refused = |e: Refused| failure(frame, e.into());
         check_name(name).map_err(refused)?;
+        self.observer.announces(name, parent.is_some());
         let received = Received { name: name.to_vec(), sent, parent, applied: 0, skipped: 0 };
         let start = subvolume::start(self.to, name, &received.origin(), self.options.resume)?;
         let has_some = !matches!(start, Start::Anew);

@@ -4,7 +4,7 @@ use super::{Done, Failed};
 use std::ffi::OsString;
 
 /// Commands of btrfs-progs, and what to do. One that Larder learns leaves this list.
-const INSTEAD: [(&str, &str); 35] = [
+const INSTEAD: [(&str, &str); 32] = [
     ("balance start", "Larder has no balance; mounted by Linux, the image has one"),
     ("device add", ONE_DEVICE),
     ("device delete", ONE_DEVICE),
@@ -15,14 +15,12 @@ const INSTEAD: [(&str, &str); 35] = [
     ("filesystem defragment", "see `larder map` for what is fragmented; copying a file mends it"),
     ("filesystem resize", "Larder resizes nothing; mounted by Linux, the image can be resized"),
     ("filesystem mkswapfile", "the kernel does not swap to a file on FUSE"),
-    ("inspect-internal dump-tree", "see `larder inspect tree`"),
     ("inspect-internal map-swapfile", "the kernel does not swap to a file on FUSE"),
     ("inspect-internal min-dev-size", "Larder resizes nothing, so it has no such number"),
     ("inspect-internal tree-stats", "see `larder inspect tree` and `larder map`"),
     ("inspect-internal list-chunks", "see `larder inspect chunks IMAGE`"),
     ("qgroup", NO_QUOTAS),
     ("quota", NO_QUOTAS),
-    ("receive", "Larder receives no streams yet; mounted by Linux, the image does"),
     ("replace start", ONE_DEVICE),
     ("rescue chunk-recover", RESTORE),
     ("rescue super-recover", RESTORE),
@@ -35,7 +33,6 @@ const INSTEAD: [(&str, &str); 35] = [
     ("scrub start", "see `larder check --data IMAGE`, when it is not mounted"),
     ("scrub resume", "see `larder check --data IMAGE`, when it is not mounted"),
     ("scrub limit", "Larder has no scrub to limit"),
-    ("send", "Larder sends no streams yet; mounted by Linux, the image does"),
     ("check --repair", "Larder repairs nothing in place: see `larder restore`"),
     ("check", "see `larder check --help` for what it does, and `larder restore`"),
     ("subvolume list -d", "`larder stats` says how many subvolumes are being deleted"),

@@ -1,8 +1,8 @@
-//! `btrfs inspect-internal`: ids and paths on a mount, superblocks of images.
+//! `btrfs inspect-internal`: ids and paths on a mount, superblocks and trees of images.
 
 use super::elsewhere::Anything;
 use super::mounted::{Mounted, id_of, must_be_larder, subvolumes_of};
-use super::{Done, Failed, each, elsewhere, must_be_directory, reason, superblock};
+use super::{Done, Failed, dump_tree, each, elsewhere, must_be_directory, reason, superblock};
 use crate::commands::inspect::uses_of;
 use crate::image::{Access, as_devices, open_devices};
 use crate::print;
@@ -35,8 +35,8 @@ pub(crate) enum What {
     MapSwapfile(Anything),
     /// Not supported
     MinDevSize(Anything),
-    /// See `larder inspect tree`
-    DumpTree(Anything),
+    /// Show the trees of images
+    DumpTree(dump_tree::Options),
     /// Not supported
     TreeStats(Anything),
     /// See `larder inspect chunks`
@@ -80,7 +80,9 @@ pub(super) fn run(what: What) -> Done {
         What::LogicalResolve(options) => logical(&options),
         What::MapSwapfile(_) => elsewhere::refuse("inspect-internal map-swapfile"),
         What::MinDevSize(_) => elsewhere::refuse("inspect-internal min-dev-size"),
-        What::DumpTree(_) => elsewhere::refuse("inspect-internal dump-tree"),
+        What::DumpTree(options) => {
+            each(&options.devices, |device| dump_tree::dump(device, &options))
+        }
         What::TreeStats(_) => elsewhere::refuse("inspect-internal tree-stats"),
         What::ListChunks(_) => elsewhere::refuse("inspect-internal list-chunks"),
     }

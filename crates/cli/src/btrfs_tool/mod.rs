@@ -13,12 +13,16 @@
 mod check;
 mod device;
 mod du;
+mod dump_items;
+mod dump_tree;
 mod elsewhere;
 mod filesystem;
 mod inspect;
 mod mounted;
 mod options;
 mod property;
+mod receive;
+mod send;
 mod status;
 mod subvolume;
 mod subvolume_list;
@@ -160,8 +164,8 @@ fn done(group: Group, global: Global) -> Done {
         Group::Rescue(what) => check::rescue(what),
         Group::Quota(_) => elsewhere::refuse("quota"),
         Group::Restore(_) => elsewhere::refuse("restore"),
-        Group::Send(_) => elsewhere::refuse("send"),
-        Group::Receive(_) => elsewhere::refuse("receive"),
+        Group::Send(options) => send::run(options, global),
+        Group::Receive(options) => receive::run(&options, global),
         Group::Help(_) => Ok(print::line(&Arguments::help())?),
         Group::Version => Ok(print::line(options::VERSION)?),
     }

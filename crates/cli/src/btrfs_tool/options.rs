@@ -4,7 +4,9 @@
 //! command, and a later one overrides an earlier one. `-h` is a unit there, so help is `--help`.
 
 use super::elsewhere::Anything;
-use super::{Failed, Global, check, device, filesystem, inspect, property, status, subvolume};
+use super::{
+    Failed, Global, check, device, filesystem, inspect, property, receive, send, status, subvolume,
+};
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
@@ -80,7 +82,7 @@ pub(super) enum Group {
     /// Not supported
     Quota(Anything),
     /// Receive a stream
-    Receive(Anything),
+    Receive(receive::Options),
     /// Ask for a replacement that runs (there is none)
     #[command(subcommand)]
     Replace(status::Replace),
@@ -93,7 +95,7 @@ pub(super) enum Group {
     #[command(subcommand)]
     Scrub(status::Scrub),
     /// Send snapshots
-    Send(Anything),
+    Send(send::Options),
     /// Make, delete, list subvolumes
     #[command(subcommand)]
     Subvolume(subvolume::What),
@@ -169,7 +171,16 @@ mod tests {
         for line in ["subv l x", "su list x", "fi us x", "f df x", "i rootid x", "prop g x"] {
             assert!(parsed(line).is_ok(), "{line}");
         }
-        for line in ["s l x", "re x", "bogus", "subvolume bogus x", "subvolume s x"] {
+        for line in [
+            "s l x",
+            "re x",
+            "receive",
+            "receive a b",
+            "send",
+            "bogus",
+            "subvolume bogus x",
+            "subvolume s x",
+        ] {
             assert!(parsed(line).is_err(), "{line}");
         }
     }
@@ -183,6 +194,9 @@ mod tests {
             "subvolume snapshot a -r b",
             "filesystem resize -10M x",
             "send -p a -f out b",
+            "send b -e -c a --proto 2 --no-data -c c --compressed-data",
+            "receive dir -e -f in -E 0 -C -m /mnt --force-decompress",
+            "receive --dump -f in",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
         }

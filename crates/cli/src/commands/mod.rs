@@ -20,7 +20,7 @@ mod mkdir;
 mod mkfs;
 pub(crate) mod mount;
 mod property;
-mod receive;
+pub(crate) mod receive;
 mod reflink;
 mod rescue;
 mod restore;

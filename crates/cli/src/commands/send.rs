@@ -1,8 +1,8 @@
 //! `larder send`: read-only subvolumes of an image or on a mount as a stream for `receive`.
 //!
-//! Everything about streams is in [`larder_send`] and [`crate::streams`]. Here is which subvolumes
-//! are meant, and where the bytes go: never to a terminal. The stream of an image is made here, that
-//! of a mount by its daemon ([`send_on_mount`]).
+//! Everything about streams is in [`larder_send`] and [`crate::streams`]. Here is which
+//! subvolumes are meant, and where the bytes go: never to a terminal. The stream of an image is
+//! made here. That of a mount is made by its daemon ([`send_on_mount`]).
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};

@@ -39,8 +39,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// `Invalid` for anything but a subvolume; `NotEmpty` while other subvolumes are in it;
-    /// `NotPermitted` for the default one; `Busy` for the root of a mount, and as long as there is a
-    /// [`Frozen`] of it.
+    /// `NotPermitted` for the default one; `Busy` for the root of a mount, and as long as there is
+    /// a [`Frozen`] of it.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<TreeId> {
         let _doing = doing("delete subvolume");
         subvolume::delete(&self.core, dir, name, Deletes::Full)

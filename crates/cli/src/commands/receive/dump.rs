@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::io::Read;
 
 /// Prints all commands.
-pub(super) fn show(mut reader: StreamReader<impl Read>) -> anyhow::Result<()> {
+pub(crate) fn show(mut reader: StreamReader<impl Read>) -> anyhow::Result<()> {
     let mut frame = Frame::default();
     let mut subvolume = Vec::new();
     while reader.read(&mut frame)? {
@@ -109,7 +109,7 @@ fn time(t: Timespec) -> String {
 }
 
 /// A name, with the escapes that a shell or C would read.
-fn escaped(bytes: &[u8]) -> String {
+pub(crate) fn escaped(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for byte in bytes {
         match byte {

@@ -3,7 +3,7 @@
 //! Hidden here is where the stream comes from. How it is applied, and what people see of that, is
 //! in `receiving`.
 
-mod dump;
+pub(crate) mod dump;
 mod json;
 
 use crate::failure::{Advise, usage};
