@@ -8,11 +8,10 @@ mod json;
 mod progress;
 
 use crate::failure::{Advise, usage};
-use crate::image::Access;
 use crate::interrupt::Interrupt;
 use crate::mounted::mounted;
 use crate::print;
-use crate::subvolumes::in_image;
+use crate::subvolumes::in_image_for_stream;
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
 use larder_fs::FileKind;
@@ -112,7 +111,7 @@ fn into_image(
     options: &Options,
     args: &Args,
 ) -> anyhow::Result<Summary> {
-    in_image(target, Access::Write, |image| {
+    in_image_for_stream(target, |image| {
         let dir = image.resolve(&target.path, true)?;
         if dir.kind != FileKind::Directory {
             return Err(anyhow!("{} is not a directory", target.display())).could_not_run();
