@@ -162,7 +162,9 @@ impl Case<'_> {
         }
         if generation % 2 == 1 {
             let again = received_again(self.linux.path(), &self.stream, &name).expect("received");
-            if self.differences(&again, generation).is_empty() {
+            // What is made passes through the root directory, and Linux does not send its time.
+            let only_time = found.iter().all(|what| what.starts_with("/: mtime "));
+            if only_time || self.differences(&again, generation).is_empty() {
                 eprintln!("{}: Linux does not send {found:?}", self.what(generation));
                 return false;
             }
