@@ -7,6 +7,7 @@
 use crate::failure::{Advise, usage};
 use crate::{devices, mount_table, print, state};
 use anyhow::{Context, anyhow};
+use larder_format::ids::ObjectId;
 use larder_fs::{
     Attr, Compress, FileKind, Filesystem, FsInfo, InodeId, OpenOptions, Packing, SubvolChoice,
 };
@@ -15,6 +16,9 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Bytes of memory that may hold data and nodes while a stream is written into an image.
+const STREAM_CACHE: u64 = 128 << 20;
 
 /// Symbolic links followed in one path before giving up.
 const MAX_LINKS: u32 = 40;
@@ -215,6 +219,15 @@ impl Image {
         Self::open_with(path, Access::Read { force }, subvolid, options)
     }
 
+    /// Opens an image to write a stream into it, with the top as root. Nothing is read twice, and
+    /// memory that is touched for the first time costs more than it is worth: so the cache is
+    /// small. What becomes free meanwhile are nodes, whose space is soon used again. To make holes
+    /// of it in the image file would take as long as writing them.
+    pub(crate) fn open_for_stream(path: &Path) -> anyhow::Result<Self> {
+        let options = OpenOptions { cache_size: STREAM_CACHE, ..OpenOptions::default() };
+        Self::open_with(path, Access::Write, Some(ObjectId::FS_TREE.0), options)
+    }
+
     /// As [`Image::open`], and compresses what is written.
     pub(crate) fn open_compressing(
         path: &Path,
@@ -223,7 +236,7 @@ impl Image {
         compress: Option<Packing>,
     ) -> anyhow::Result<Self> {
         let compress = compress.map(|packing| Compress { packing, force: false });
-        let options = OpenOptions { compress, ..OpenOptions::default() };
+        let options = OpenOptions { compress, discard: true, ..OpenOptions::default() };
         Self::open_with(path, access, subvolid, options)
     }
 
@@ -244,7 +257,7 @@ impl Image {
             subvol: subvolid.map_or(SubvolChoice::Default, SubvolChoice::Id),
             // One command makes one commit, when it is done.
             commit_interval: None,
-            discard: !device.is_block_device(),
+            discard: options.discard && !device.is_block_device(),
             ..options
         };
         let opened = Filesystem::open_devices(as_devices(&devices), options);

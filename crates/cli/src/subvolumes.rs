@@ -18,7 +18,18 @@ pub(crate) fn in_image<T>(
     access: Access,
     f: impl FnOnce(&Image) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let image = Image::open(&target.image, access, Some(ObjectId::FS_TREE.0))?;
+    with(Image::open(&target.image, access, Some(ObjectId::FS_TREE.0))?, f)
+}
+
+/// As [`in_image`], to write a stream into it.
+pub(crate) fn in_image_for_stream<T>(
+    target: &Target,
+    f: impl FnOnce(&Image) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    with(Image::open_for_stream(&target.image)?, f)
+}
+
+fn with<T>(image: Image, f: impl FnOnce(&Image) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let done = f(&image);
     // What was done stays done, even if a later part failed.
     let closed = image.close();

@@ -9,9 +9,10 @@ use larder_fs::{Compress, Filesystem, OpenOptions, Packing, SubvolChoice};
 use larder_receive::{ImageDir, Observer, receive};
 use larder_send::{Source, send};
 use larder_simtest::lineage::Lineage;
+use larder_simtest::ops::Op;
 use larder_simtest::oracle::{
     Aspects, EngineTree, KernelMount, Need, PathRunner, StdTree, btrfs, btrfs_check,
-    compare_sources, mkfs_btrfs, need, scratch,
+    compare_sources, mkfs_btrfs, need, received_again, scratch,
 };
 use larder_stream::{Protocol, StreamWriter};
 use larder_volume::{FileDevice, OpenMode};
@@ -117,7 +118,10 @@ impl Case<'_> {
             [self.name(generation - 1), self.work(generation), self.name(generation)]
                 .map(|name| self.linux.join(name));
         btrfs(&["subvolume", "snapshot", text(&before), text(&work)])?;
-        PathRunner::new(&work).walk(self.seed * GENERATIONS + generation, 40);
+        // Streams do not say which files have no checksums, and Linux does not clone between a file
+        // that has them and one that has none.
+        let wanted = |op: &Op| !matches!(op, Op::NoCow(_));
+        PathRunner::new(&work).walk(self.seed * GENERATIONS + generation, 40, wanted);
         btrfs(&["subvolume", "snapshot", "-r", text(&work), text(&new)])?;
         let mut args = vec!["send", "-q", "-p", text(&before), "-c", text(&before)];
         match self.protocol() {
@@ -138,16 +142,34 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Have both the same?
-    fn compare(&self, generation: u64) {
-        let (fs, name) = (self.open(), self.name(generation));
-        let here = fs.another(&SubvolChoice::Path(name.clone().into_bytes())).expect("there");
-        let there = StdTree::new(&self.linux.join(&name));
+    /// What differs between a directory and the engine's subvolume.
+    fn differences(&self, there: &Path, generation: u64) -> Vec<String> {
+        let (fs, there) = (self.open(), StdTree::new(there));
+        let here = SubvolChoice::Path(self.name(generation).into_bytes());
+        let here = fs.another(&here).expect("there");
         let found = compare_sources(&there, &EngineTree(&here), Aspects::copy()).expect("compare");
         here.leave();
         fs.close().expect("close");
-        let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
-        assert!(found.is_empty(), "{}: {shown:#?}", self.what(generation));
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    /// Have both the same? Says `false` if not, but the engine has what Linux makes of the stream.
+    fn is_same(&self, generation: u64) -> bool {
+        let name = self.name(generation);
+        let found = self.differences(&self.linux.join(&name), generation);
+        if found.is_empty() {
+            return true;
+        }
+        if generation % 2 == 1 {
+            let again = received_again(self.linux.path(), &self.stream, &name).expect("received");
+            // What is made passes through the root directory, and Linux does not send its time.
+            let only_time = found.iter().all(|what| what.starts_with("/: mtime "));
+            if only_time || self.differences(&again, generation).is_empty() {
+                eprintln!("{}: Linux does not send {found:?}", self.what(generation));
+                return false;
+            }
+        }
+        panic!("{}: {found:#?}", self.what(generation));
     }
 
     fn what(&self, generation: u64) -> String {
@@ -171,7 +193,9 @@ impl Case<'_> {
                     .unwrap_or_else(|e| panic!("{}: {e:#}", self.what(generation)));
                 self.receive().unwrap_or_else(|e| panic!("{}: {e}", self.what(generation)));
             }
-            self.compare(generation);
+            if !self.is_same(generation) {
+                return;
+            }
         }
     }
 }

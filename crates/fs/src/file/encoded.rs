@@ -25,11 +25,14 @@ use crate::error::{Error, Result};
 use crate::space::free_index::Lengths;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
-use larder_format::MAX_COMPRESSED_EXTENT;
 use larder_format::items::{Compression, ExtentKind, InodeFlags};
+use larder_format::{Logical, MAX_COMPRESSED_EXTENT};
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Extents are short and lie behind one another, so the device gets so many bytes of them at once.
+const TOGETHER: u64 = 1 << 20;
 
 /// Writes the data at a place. `false`: it cannot be stored as it is, and nothing was changed.
 ///
@@ -124,9 +127,18 @@ fn store(core: &Core, data: &EncodedData<'_>) -> Result<Option<Run>> {
             return Err(e.into());
         }
     }
-    core.volume.start_writeback(run.start, run.len);
+    start_writeback(core, run);
     core.flushes.written();
     Ok(Some(run))
+}
+
+/// Lets the device begin with what was written, whenever a further mebibyte is whole. A call for
+/// each extent would make a short write of each, and take longer than all the rest.
+fn start_writeback(core: &Core, run: Run) {
+    let (first, end) = (run.start.0 / TOGETHER, run.end().0 / TOGETHER);
+    if first < end {
+        core.volume.start_writeback(Logical(first * TOGETHER), (end - first) * TOGETHER);
+    }
 }
 
 /// Data that lies on the device and is to become an extent of a file.

@@ -53,7 +53,9 @@ pub use manifest::{
 pub use memory_cgroup::MemoryCgroup;
 pub use mount::{KernelMount, KernelMountError, enter_private_namespace};
 pub use path_runner::PathRunner;
-pub use progs::{Report, btrfs, btrfs_check, btrfs_check_within, dump_tree, mkfs_btrfs};
+pub use progs::{
+    Report, btrfs, btrfs_check, btrfs_check_within, dump_tree, mkfs_btrfs, received_again,
+};
 pub use std_tree::StdTree;
 pub use tree::{Facts, Kind, Time, TreeSource};
 pub use verdict::{copy_image, kernel_verdict, sum_of_image};

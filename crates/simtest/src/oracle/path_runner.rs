@@ -68,9 +68,10 @@ impl PathRunner {
         self.run_one(op).with_context(|| op.to_string())
     }
 
-    /// Changes at random what is in one subvolume. What is refused changes nothing.
-    pub fn walk(&mut self, seed: u64, steps: usize) {
-        let changes = |op: &Op| {
+    /// Changes at random what is in one subvolume, by operations that are wanted. What is refused
+    /// changes nothing.
+    pub fn walk(&mut self, seed: u64, steps: usize, wanted: impl Fn(&Op) -> bool) {
+        let stays_within = |op: &Op| {
             !matches!(
                 op,
                 Op::Subvolume(_)
@@ -81,7 +82,8 @@ impl PathRunner {
             )
         };
         let world = World::empty(0o755, 256);
-        for op in random_ops(seed, steps, "", &world).iter().filter(|op| changes(op)) {
+        let ops = random_ops(seed, steps, "", &world);
+        for op in ops.iter().filter(|op| stays_within(op) && wanted(op)) {
             let _ = self.run(op);
         }
     }

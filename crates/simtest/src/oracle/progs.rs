@@ -9,7 +9,7 @@ use super::tool;
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 /// Makes a sparse file of `size` bytes at `path` and a file system in it with `mkfs.btrfs -q ARGS`.
@@ -45,6 +45,21 @@ pub fn btrfs<S: AsRef<OsStr>>(args: &[S]) -> Result<String> {
         );
     }
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// The subvolume that Linux makes of a stream of its own, in another directory of the file system
+/// that it was sent from. That is not always what was sent. A file whose only extent is compressed
+/// and inline, and that is longer than this extent, does not get its size (Linux 6.18); and what is
+/// made in a directory that is compressed gets its property.
+///
+/// # Errors
+/// It is not received.
+pub fn received_again(mount: &Path, stream: &Path, name: &str) -> Result<PathBuf> {
+    let again = mount.join("again");
+    std::fs::create_dir_all(&again)?;
+    let args = ["receive".as_ref(), "-q".as_ref(), "-f".as_ref(), stream.as_os_str()];
+    btrfs(&[&args[..], &[again.as_os_str()]].concat())?;
+    Ok(again.join(name))
 }
 
 /// `btrfs inspect-internal dump-tree ARGS PATH`, for example with `["-t", "extent"]`.
