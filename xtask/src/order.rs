@@ -312,6 +312,10 @@ pub(crate) const HOUSES: &[House] = &[
     // What two commands need lies beside the commands, not in one of them.
     House { folder: "crates/cli/src/commands", rooms: Apart },
     House {
+        folder: "crates/cli/src/commands/backup",
+        rooms: Upwards(&["place", "held", "flow", "source", "target", "ssh", "table", "steps"]),
+    },
+    House {
         folder: "crates/cli/src/commands/inspect",
         rooms: Upwards(&[
             "common", "items", "owners", "paths", "extent", "groups", "inode", "trees", "log",
