@@ -1,15 +1,17 @@
-//! The way to a daemon that serves an image already, for a program that wants a further mount.
+//! The way to a daemon that serves an image already, for a program that wants a further mount, or a
+//! stream of subvolumes.
 //!
 //! A daemon has an **attach socket**: a Unix datagram socket beside the state files. It is named
 //! after the image's inode or device, and is bound before the daemon goes into its sandbox. The
 //! program that wants a mount does itself what needs rights or a mount namespace: it claims the
 //! state file, and starts a [mount helper](larder_fuse::helper) that will make the mount. Then it
 //! sends one message. The message says what is wanted and carries three descriptors: the mount
-//! helper's socket, the locked state file, and a socket for the answer. The daemon only receives.
+//! helper's socket, the locked state file, and a socket for the answer. A message that wants a
+//! stream carries two, the daemon's end of a [conduit](crate::conduit). The daemon only receives.
 //! It opens, connects and accepts nothing, so its filter of system calls allows nothing more than
 //! before.
 //!
-//! What can come in between:
+//! What can come in between, when a mount is wanted:
 //!
 //! - *The daemon is dead.* Sending says so. The socket file is removed, the mount is a first one.
 //! - *The daemon ends before it has read the message.* The descriptors are closed with it, which
@@ -22,11 +24,14 @@
 //! - *Two first mounts start at the same time.* Each holds the image's [`StartLock`] until it has a
 //!   mount or an error. The second then finds the socket of the first.
 //!
-//! Only the user of the daemon is served: the directory belongs to that user, and with each message
-//! the kernel says which user has sent it.
+//! Only the user of the daemon gets a mount: the directory belongs to that user, and with each
+//! message the kernel says which user has sent it. Root gets streams as well, because root may read
+//! everything on Linux; for any other user a stream would have files that this user may not read.
 
+use crate::conduit::{self, Inlet, Outlet};
 use crate::mount_options::whole::Settings;
-use crate::state::{directories, is_at, open_to_lock, own_directory};
+use crate::state::{self, directories, is_at, open_to_lock, own_directory};
+use crate::streams::Wanted;
 use anyhow::Context;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::net::{
@@ -37,20 +42,55 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Changed whenever a message means something else than before.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest message; a path and a list of options take up to some KiB each.
 const MESSAGE_LEN: usize = 128 << 10;
 
+/// A message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Message {
+    version: u32,
+    #[serde(flatten)]
+    wanted: Request,
+}
+
+/// All that is read of a message of another version.
+#[derive(Deserialize)]
+struct AnyMessage {
+    version: u32,
+}
+
 /// What a requester wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Request {
+    Mount(MountRequest),
+    Send(SendRequest),
+}
+
+/// What a requester of a stream wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SendRequest {
+    pub(crate) wanted: Wanted,
+    pub(crate) protocol: u32,
+    /// One stream with one end.
+    pub(crate) joined: bool,
+    /// The file system that the subvolumes are of: another image may have come to lie where that
+    /// of a mount was.
+    pub(crate) fsid: String,
+    /// The process that serves the mount, if the requester knows it.
+    pub(crate) daemon: Option<u32>,
+}
+
+/// What a requester of a mount wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MountRequest {
-    version: u32,
     /// `-o`, as it was given.
     pub(crate) options: Vec<String>,
     /// Those of the options that are about the whole file system.
@@ -184,8 +224,12 @@ fn connect(path: &Path) -> Option<OwnedFd> {
     connected.ok().map(|()| socket)
 }
 
-/// The attach sockets of an image in a directory.
-fn sockets(dir: &Path, identity: &str) -> Vec<PathBuf> {
+/// The attach sockets of an image in a directory of this user. In a directory that belongs to
+/// another user they might be anybody's.
+fn sockets(dir: &Path, user: u32, identity: &str) -> Vec<PathBuf> {
+    if !state::belongs_to(dir, user) {
+        return Vec::new();
+    }
     let names = fs::read_dir(dir).into_iter().flatten().flatten();
     let ours = |name: &str| name.starts_with(&format!("{identity}.")) && name.ends_with(ATTACH);
     names.filter(|f| f.file_name().to_str().is_some_and(ours)).map(|f| f.path()).collect()
@@ -219,13 +263,20 @@ pub(crate) struct AttachSocket {
     path: PathBuf,
 }
 
-/// A request for a mount, with the descriptors that came along.
+/// A request, with what came along.
 #[derive(Debug)]
-pub(crate) struct Received {
-    wanted: MountRequest,
-    helper: OwnedFd,
-    state: File,
-    answer: OwnedFd,
+pub(crate) enum Received {
+    /// A mount is wanted.
+    Mount {
+        wanted: MountRequest,
+        /// The mount helper's socket.
+        helper: OwnedFd,
+        /// The locked state file.
+        state: File,
+        requester: Requester,
+    },
+    /// A stream is wanted.
+    Send { wanted: SendRequest, outlet: Outlet },
 }
 
 impl AttachSocket {
@@ -256,7 +307,7 @@ impl AttachSocket {
         &self.path
     }
 
-    /// Waits for the next request of the daemon's own user, in this version's form. Works in the
+    /// Waits for the next request of a user that may ask, in this version's form. Works in the
     /// sandbox.
     ///
     /// # Errors
@@ -292,21 +343,40 @@ impl AttachSocket {
                 _ => {}
             }
         }
-        // The others see that their descriptors are closed.
-        let Ok([helper, state, answer]) = <[OwnedFd; 3]>::try_from(fds) else { return Ok(None) };
-        if sender != Some(rustix::process::getuid()) {
-            return Ok(None);
-        }
-        let wanted = serde_json::from_slice::<MountRequest>(&message[..got.bytes]);
-        let Some(wanted) = wanted.ok().filter(|wanted| wanted.version == VERSION) else {
-            let why =
-                "the daemon that serves this image is of another version of larder".to_owned();
-            let hint = Some("unmount the image everywhere, and mount it again".to_owned());
-            let _ = say(&answer, &Answer::Refused { why, hint });
+        // Requesters that get no answer see that their descriptors are closed.
+        let own = rustix::process::getuid();
+        let Some(sender) = sender.filter(|user| *user == own || user.is_root()) else {
             return Ok(None);
         };
-        Ok(Some(Received { wanted, helper, state: state.into(), answer }))
+        let message = &message[..got.bytes];
+        if !serde_json::from_slice(message).is_ok_and(|any: AnyMessage| any.version == VERSION) {
+            refuse_another_version(&fds);
+            return Ok(None);
+        }
+        let wanted = serde_json::from_slice(message).map(|message: Message| message.wanted);
+        Ok(match wanted {
+            Ok(Request::Mount(wanted)) if sender == own => {
+                <[OwnedFd; 3]>::try_from(fds).ok().map(|[helper, state, answer]| Received::Mount {
+                    wanted,
+                    helper,
+                    state: state.into(),
+                    requester: Requester(answer),
+                })
+            }
+            Ok(Request::Send(wanted)) => <[OwnedFd; 2]>::try_from(fds)
+                .ok()
+                .map(|ends| Received::Send { wanted, outlet: Outlet::new(ends) }),
+            _ => None,
+        })
     }
+}
+
+/// The last descriptor of a message is for the answer, whatever the version.
+fn refuse_another_version(fds: &[OwnedFd]) {
+    let Some(answer) = fds.last() else { return };
+    let why = "the daemon that serves this image is of another version of larder".to_owned();
+    let hint = Some("unmount the image everywhere, and mount it again".to_owned());
+    let _ = say(answer, &Answer::Refused { why, hint });
 }
 
 /// The requester, to be answered.
@@ -317,13 +387,6 @@ impl Requester {
     /// Answers. Fails if the requester is gone.
     pub(crate) fn say(self, answer: &Answer) -> io::Result<()> {
         say(&self.0, answer)
-    }
-}
-
-impl Received {
-    /// What is wanted, the mount helper's socket, the state file, and the requester.
-    pub(crate) fn take(self) -> (MountRequest, OwnedFd, File, Requester) {
-        (self.wanted, self.helper, self.state, Requester(self.answer))
     }
 }
 
@@ -341,11 +404,17 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// The attach socket of an image. Sockets of killed daemons are removed.
+    /// The attach socket of an image that this user serves. Sockets of killed daemons are removed.
     pub(crate) fn of(image: &Path) -> Option<Self> {
+        Self::of_user(image, rustix::process::geteuid().as_raw())
+    }
+
+    /// The attach socket of an image that another user may serve.
+    pub(crate) fn of_user(image: &Path, user: u32) -> Option<Self> {
         let identity = identity(image)?;
-        let all = directories(None).into_iter().flat_map(|dir| sockets(&dir, &identity));
-        all.into_iter().find_map(|path| Some(Self { socket: connect(&path)?, path }))
+        let dirs = directories(Some(user)).into_iter();
+        let mut all = dirs.flat_map(|dir| sockets(&dir, user, &identity));
+        all.find_map(|path| Some(Self { socket: connect(&path)?, path }))
     }
 
     /// Asks for a mount, and waits for the answer. `None`: the daemon is gone.
@@ -364,28 +433,9 @@ impl Found {
             SocketFlags::CLOEXEC,
             None,
         )?;
-        let text = serde_json::to_vec(wanted)?;
-        if text.len() > MESSAGE_LEN {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "options of more than 100 KiB",
-            ));
-        }
-        let fds = [helper.as_fd(), state.as_fd(), theirs.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        assert!(
-            ancillary.push(SendAncillaryMessage::ScmRights(&fds)),
-            "the buffer was made for three"
-        );
-        loop {
-            let parts = [IoSlice::new(&text)];
-            match rustix::net::sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::PIPE) => return Ok(None),
-                Err(e) => return Err(e.into()),
-            }
+        let wanted = Request::Mount(wanted.clone());
+        if !self.deliver(wanted, &[helper.as_fd(), state.as_fd(), theirs.as_fd()])? {
+            return Ok(None);
         }
         drop(theirs);
         let mut answer = vec![0; MESSAGE_LEN];
@@ -402,18 +452,63 @@ impl Found {
         }
         Ok(Some(serde_json::from_slice(&answer[..len])?))
     }
+
+    /// Asks for a stream, which then comes out of the inlet. `None`: the daemon is gone.
+    ///
+    /// # Errors
+    /// What sending says.
+    pub(crate) fn ask_to_send(&self, wanted: SendRequest) -> io::Result<Option<Inlet>> {
+        let (inlet, [stream, word]) = conduit::new()?;
+        let delivered = self.deliver(Request::Send(wanted), &[stream.as_fd(), word.as_fd()])?;
+        Ok(delivered.then_some(inlet))
+    }
+
+    /// Sends a message. False: the daemon is gone.
+    fn deliver(&self, wanted: Request, fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        let text = serde_json::to_vec(&Message { version: VERSION, wanted })?;
+        if text.len() > MESSAGE_LEN {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "paths or options of more than 100 KiB",
+            ));
+        }
+        self.post(&text, fds)
+    }
+
+    fn post(&self, text: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(
+            ancillary.push(SendAncillaryMessage::ScmRights(fds)),
+            "the buffer was made for three"
+        );
+        loop {
+            let parts = [IoSlice::new(text)];
+            match rustix::net::sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(true),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::PIPE) => return Ok(false),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
 }
 
 impl MountRequest {
     pub(crate) fn new(options: &[String], whole: Settings, mountpoint: &Path, helper: u32) -> Self {
         let (options, mountpoint) = (options.to_vec(), mountpoint.to_owned());
-        Self { version: VERSION, options, whole, mountpoint, helper }
+        Self { options, whole, mountpoint, helper }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conduit::Ended;
+    use crate::streams::Named;
+    use larder_format::ObjectId;
+    use larder_send::Options;
+    use std::io::Write;
 
     #[test]
     fn a_request_arrives_with_its_descriptors_and_is_answered() {
@@ -426,7 +521,11 @@ mod tests {
         let wanted = MountRequest::new(&["ro".to_owned()], whole, Path::new("/mnt/a b"), 4711);
         std::thread::scope(|threads| {
             threads.spawn(|| {
-                let (got, _helper, state, requester) = socket.next().unwrap().take();
+                let received = socket.next().unwrap();
+                let Received::Mount { wanted: got, helper: _helper, state, requester } = received
+                else {
+                    panic!("a mount was asked for")
+                };
                 assert_eq!(
                     (&got.options[..], &got.mountpoint),
                     (&["ro".to_owned()][..], &wanted.mountpoint)
@@ -447,9 +546,12 @@ mod tests {
         // Another version, and nonsense.
         std::thread::scope(|threads| {
             threads.spawn(|| socket.next().unwrap());
-            let other = MountRequest { version: 0, ..wanted.clone() };
-            let answer = found.ask(&other, rustix::stdio::stdin(), image.as_file()).unwrap();
-            assert!(matches!(answer, Some(Answer::Refused { why, .. }) if why.contains("version")));
+            let (inlet, [stream, word]) = conduit::new().unwrap();
+            let fds = [stream.as_fd(), word.as_fd()];
+            assert!(found.post(br#"{"version":1,"options":[]}"#, &fds).unwrap());
+            drop((stream, word));
+            let ended = inlet.ended().unwrap();
+            assert!(matches!(ended, Some(Ended::Refused { why, .. }) if why.contains("version")));
             rustix::net::send(&found.socket, b"hello", SendFlags::empty()).unwrap();
             assert_eq!(found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap(), None);
         });
@@ -458,6 +560,46 @@ mod tests {
         assert_eq!(found.ask(&wanted, rustix::stdio::stdin(), image.as_file()).unwrap(), None);
         assert!(path.exists());
         assert!(Found::of(image.path()).is_none() && !path.exists(), "nobody is there any more");
+    }
+
+    #[test]
+    fn a_request_for_a_stream_arrives_with_the_way_for_it() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let socket = AttachSocket::open(image.path()).unwrap();
+        let found = Found::of(image.path()).unwrap();
+        let named = |id, shown: &str| Named { id: ObjectId(id), shown: shown.to_owned() };
+        let wanted = Wanted {
+            subvolumes: vec![named(258, "mnt/new")],
+            parent: Some(named(257, "mnt/old")),
+            clones: Vec::new(),
+            options: Options { compressed_data: true, no_data: false },
+        };
+        let request =
+            SendRequest { wanted, protocol: 2, joined: false, fsid: "f".into(), daemon: Some(1) };
+        let inlet = found.ask_to_send(request).unwrap().unwrap();
+        let Received::Send { wanted: got, outlet } = socket.next().unwrap() else {
+            panic!("a stream was asked for")
+        };
+        assert_eq!((got.protocol, got.fsid.as_str(), got.daemon), (2, "f", Some(1)));
+        let (sub, parent) = (&got.wanted.subvolumes[0], got.wanted.parent.unwrap());
+        assert_eq!((sub.id.0, sub.shown.as_str(), parent.id.0), (258, "mnt/new", 257));
+        assert!(got.wanted.options.compressed_data && !got.wanted.options.no_data);
+        (&outlet).write_all(b"stream").unwrap();
+        let complete = Ended::Complete { summary: serde_json::Value::Null };
+        outlet.conclude(&complete);
+        let mut out = Vec::new();
+        inlet.copy_to(&mut out, &mut |_| ()).unwrap();
+        assert_eq!((out, inlet.ended().unwrap()), (b"stream".to_vec(), Some(complete)));
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_not_searched() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let socket = AttachSocket::open(image.path()).unwrap();
+        let (dir, identity) = (socket.path().parent().unwrap(), identity(image.path()).unwrap());
+        let me = rustix::process::geteuid().as_raw();
+        assert_eq!(sockets(dir, me, &identity), [socket.path()]);
+        assert!(sockets(dir, me + 1, &identity).is_empty());
     }
 
     #[test]

@@ -422,11 +422,17 @@ fn usable(dir: &Path, me: u32) -> std::io::Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
-    let meta = fs::symlink_metadata(dir)?;
-    if meta.is_dir() && meta.uid() == me && meta.mode() & 0o022 == 0 {
+    fs::symlink_metadata(dir)?;
+    if belongs_to(dir, me) {
         return Ok(());
     }
     Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, "belongs to somebody else"))
+}
+
+/// Is it a directory in which only this user (and root) can make files?
+pub(crate) fn belongs_to(dir: &Path, user: u32) -> bool {
+    fs::symlink_metadata(dir)
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == user && meta.mode() & 0o022 == 0)
 }
 
 /// Where the files of a user's mounts may lie, the preferred place first.

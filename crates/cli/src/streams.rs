@@ -5,23 +5,26 @@
 //! named, and that a subvolume that has been sent can be cloned from by the next one.
 
 use crate::failure::Advise;
-use crate::subvolumes::frozen_by_id;
 use anyhow::{Context, anyhow};
-use larder_format::TreeId;
+use larder_format::{ObjectId, TreeId};
 use larder_fs::{Filesystem, Frozen, SubvolInfo};
 use larder_send::{Options, Source, Summary};
 use larder_stream::StreamWriter;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::io::Write;
+use std::sync::Arc;
 
 /// A subvolume, and how messages call it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Named {
+    #[serde(with = "IdAsNumber")]
     pub(crate) id: TreeId,
     pub(crate) shown: String,
 }
 
 /// What is sent.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Wanted {
     /// Each becomes a stream, one after the other.
     pub(crate) subvolumes: Vec<Named>,
@@ -29,11 +32,26 @@ pub(crate) struct Wanted {
     pub(crate) parent: Option<Named>,
     /// What else the receiver has.
     pub(crate) clones: Vec<Named>,
+    #[serde(with = "OptionsAsFields")]
     pub(crate) options: Options,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ObjectId")]
+struct IdAsNumber(u64);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Options")]
+struct OptionsAsFields {
+    compressed_data: bool,
+    no_data: bool,
 }
 
 /// What was sent of each subvolume, by the name that messages have for it.
 pub(crate) type Sent = Vec<(String, Summary)>;
+
+/// Says that the work should end.
+pub(crate) type End = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Writes the streams. `watch` sees each command counted. The output is not flushed.
 ///
@@ -45,14 +63,27 @@ pub(crate) fn send_all<W: Write>(
     writer: &mut StreamWriter<W>,
     watch: &mut dyn FnMut(&Summary),
 ) -> anyhow::Result<Sent> {
-    let parent = wanted.parent.as_ref().map(|named| frozen(fs, named)).transpose()?;
-    let mut given = Vec::new();
-    for named in &wanted.clones {
-        given.push(frozen(fs, named)?);
-    }
+    send_all_until(fs, wanted, writer, watch, None)
+}
+
+/// The same, where the work ends with an error as soon as `end` says so. It is asked often.
+pub(crate) fn send_all_until<W: Write>(
+    fs: &Filesystem,
+    wanted: &Wanted,
+    writer: &mut StreamWriter<W>,
+    watch: &mut dyn FnMut(&Summary),
+    end: Option<&End>,
+) -> anyhow::Result<Sent> {
+    let frozen = |named| -> anyhow::Result<Frozen> {
+        let frozen = frozen(fs, named)?;
+        let Some(end) = end.cloned() else { return Ok(frozen) };
+        Ok(frozen.ending_when(move || end()))
+    };
+    let parent = wanted.parent.as_ref().map(frozen).transpose()?;
+    let mut given = wanted.clones.iter().map(frozen).collect::<anyhow::Result<Vec<_>>>()?;
     let mut done = Vec::new();
     for named in &wanted.subvolumes {
-        let subvolume = frozen(fs, named)?;
+        let subvolume = frozen(named)?;
         let name = name_of(fs, named)?;
         let clones: Vec<&Frozen> = given.iter().collect();
         let parent = parent.as_ref().or_else(|| relative(&subvolume, &clones));
@@ -65,8 +96,15 @@ pub(crate) fn send_all<W: Write>(
     Ok(done)
 }
 
-fn frozen(fs: &Filesystem, named: &Named) -> anyhow::Result<Frozen> {
-    frozen_by_id(fs, named.id, &named.shown)
+/// A read-only subvolume, to be read as a whole.
+pub(crate) fn frozen(fs: &Filesystem, named: &Named) -> anyhow::Result<Frozen> {
+    let shown = &named.shown;
+    match fs.frozen(named.id) {
+        Err(larder_fs::Error::Invalid(why)) => Err(anyhow!("{shown}: {why}")).hint(format!(
+            "make a snapshot that is: `larder subvolume snapshot -r {shown} SNAPSHOT`"
+        )),
+        other => other.with_context(|| shown.clone()),
+    }
 }
 
 /// The name that a subvolume has at the receiver: the last one of its path.
@@ -93,4 +131,18 @@ fn relative<'a>(subvolume: &Frozen, given: &[&'a Frozen]) -> Option<&'a Frozen> 
     };
     let distance = |other: &&Frozen| other.info().ctransid.0.abs_diff(of.ctransid.0);
     given.iter().filter(related).copied().min_by_key(distance)
+}
+
+/// What was sent, as JSON.
+pub(crate) fn describe(done: &[(String, Summary)]) -> serde_json::Value {
+    let one = |(subvolume, summary): &(String, Summary)| {
+        json!({
+            "subvolume": subvolume,
+            "commands": summary.commands,
+            "inodes": summary.inodes,
+            "data": summary.data,
+            "cloned": summary.cloned,
+        })
+    };
+    done.iter().map(one).collect()
 }

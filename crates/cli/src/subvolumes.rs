@@ -3,13 +3,14 @@
 use crate::failure::Advise;
 use crate::image::{Access, Image};
 use crate::mounted::mounted;
+use crate::streams::{self, Named};
 use crate::target::{Place, Target};
 use anyhow::{Context, anyhow};
-use larder_format::TreeId;
 use larder_format::ids::ObjectId;
-use larder_fs::{FileKind, Filesystem, Frozen, InodeId};
+use larder_fs::{FileKind, Frozen, InodeId};
 use larder_fuse::subvolumes as on_mount;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 
 /// Opens an image with its top as root, calls `f`, and commits.
 pub(crate) fn in_image<T>(
@@ -36,17 +37,8 @@ pub(crate) fn root_of(image: &Image, path: &[u8]) -> anyhow::Result<InodeId> {
 
 /// The read-only subvolume whose root is at this path, to be read as a whole.
 pub(crate) fn frozen(image: &Image, path: &[u8]) -> anyhow::Result<Frozen> {
-    frozen_by_id(&image.fs, root_of(image, path)?.subvol, &image.show(path))
-}
-
-/// The read-only subvolume with this id, which messages call `shown`.
-pub(crate) fn frozen_by_id(fs: &Filesystem, id: TreeId, shown: &str) -> anyhow::Result<Frozen> {
-    match fs.frozen(id) {
-        Err(larder_fs::Error::Invalid(why)) => Err(anyhow!("{shown}: {why}")).hint(format!(
-            "make a snapshot that is: `larder subvolume snapshot -r {shown} IMAGE:PATH`"
-        )),
-        other => other.with_context(|| shown.to_owned()),
-    }
+    let id = root_of(image, path)?.subvol;
+    streams::frozen(&image.fs, &Named { id, shown: image.show(path) })
 }
 
 /// Makes a subvolume read-only or writable; without `wanted`, returns which it is.
@@ -71,7 +63,15 @@ pub(crate) fn read_only(
             })
         }
         Place::Host(path) => match wanted {
-            Some(on) => mounted(&path, |p| on_mount::set_read_only(p, on)).map(|()| None),
+            Some(on) => {
+                let set = mounted(&path, |p| on_mount::set_read_only(p, on)).map(|()| None);
+                let busy = |e: &std::io::Error| e.kind() == ErrorKind::ResourceBusy;
+                match set {
+                    Err(e) if e.downcast_ref().is_some_and(busy) => Err(e)
+                        .hint("it is being sent, or it was received: make a writable snapshot"),
+                    set => set,
+                }
+            }
             None => mounted(&path, on_mount::is_read_only).map(Some),
         },
     }

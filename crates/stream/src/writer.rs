@@ -30,6 +30,8 @@ pub struct StreamWriter<W> {
     protocol: Protocol,
     /// A header was written, and no `end` since.
     begun: bool,
+    /// Streams are joined: an `end` is left out.
+    joined: bool,
     /// A command as bytes.
     bytes: Vec<u8>,
 }
@@ -37,7 +39,24 @@ pub struct StreamWriter<W> {
 impl<W: Write> StreamWriter<W> {
     /// Writes streams of this protocol to `inner`.
     pub fn new(inner: W, protocol: Protocol) -> Self {
-        Self { inner, protocol, begun: false, bytes: Vec::new() }
+        Self { inner, protocol, begun: false, joined: false, bytes: Vec::new() }
+    }
+
+    /// Makes one stream of all that follow: with one header, and with one `end`, which
+    /// [`end_joined`](Self::end_joined) writes.
+    pub fn join_streams(&mut self) {
+        self.joined = true;
+    }
+
+    /// Writes the `end` of joined streams, if there are any.
+    ///
+    /// # Errors
+    /// The output's.
+    pub fn end_joined(&mut self) -> Result<(), WriteError> {
+        if !std::mem::take(&mut self.joined) || !self.begun {
+            return Ok(());
+        }
+        self.write(&Command::End {})
     }
 
     /// The protocol of its streams.
@@ -51,6 +70,9 @@ impl<W: Write> StreamWriter<W> {
     /// The protocol does not have the command, or the command is longer than it permits: nothing
     /// was written then. Or the output does not take it.
     pub fn write(&mut self, command: &Command<'_>) -> Result<(), WriteError> {
+        if self.joined && matches!(command, Command::End {}) {
+            return Ok(());
+        }
         self.bytes.clear();
         if !self.begun {
             self.bytes.extend_from_slice(MAGIC);

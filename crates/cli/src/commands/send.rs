@@ -1,19 +1,20 @@
-//! `larder send`: read-only subvolumes of an image as a stream for `receive`.
+//! `larder send`: read-only subvolumes of an image or on a mount as a stream for `receive`.
 //!
 //! Everything about streams is in [`larder_send`] and [`crate::streams`]. Here is which subvolumes
-//! are meant, and where the bytes go: never to a terminal.
+//! are meant, and where the bytes go: never to a terminal. The stream of an image is made here, that
+//! of a mount by its daemon ([`send_on_mount`]).
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
 use crate::print;
-use crate::streams::{self, Named, Sent, Wanted};
+use crate::send_on_mount::{self, How, Paths};
+use crate::streams::{self, Named, Wanted};
 use crate::subvolumes::{in_image, root_of};
 use crate::target::{Place, Target};
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use indicatif::ProgressBar;
 use larder_send::{Options, Summary};
 use larder_stream::{Protocol, StreamWriter};
-use serde_json::json;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -25,17 +26,23 @@ use std::path::PathBuf;
 Examples:
   larder send disk.img:/home-monday > monday.stream
   larder send -p disk.img:/home-monday disk.img:/home-tuesday > tuesday.stream
+  larder send -p mnt/home-monday mnt/home-tuesday > tuesday.stream
 
 The stream is that of Linux: `btrfs receive` takes it, too. With a parent it has
 only what differs from it, and the receiver needs the parent. All subvolumes are
-in one image, which is not mounted. The same subvolumes give the same bytes.")]
+in one image: named by IMAGE:PATH if it is not mounted, or else by directories
+on a mount. The same subvolumes give the same bytes.
+
+From a mount only root and the user that mounted it may send, because a stream
+has all files, whatever their permissions. The daemon writes the stream. Until
+it ends, its subvolumes cannot be deleted or made writable. Unmounting ends it.")]
 pub(crate) struct Args {
     /// Send differences from this snapshot, which the receiver has
-    #[arg(short, long, value_name = "IMAGE:PATH")]
+    #[arg(short, long, value_name = "SUBVOLUME")]
     parent: Option<OsString>,
     /// A snapshot that the receiver has, and from which it may take data; without a parent, the
     /// nearest relative of these is the parent
-    #[arg(short, long = "clone-src", value_name = "IMAGE:PATH")]
+    #[arg(short, long = "clone-src", value_name = "SUBVOLUME")]
     clone_src: Vec<OsString>,
     /// Protocol: 2 has packed extents, punched holes and times of creation
     #[arg(long, value_name = "1|2", value_parser = ["1", "2"])]
@@ -55,11 +62,12 @@ pub(crate) struct Args {
     /// Print a summary as JSON (with --file)
     #[arg(long)]
     json: bool,
-    /// Read the image even if it is in use
+    /// Read the image even if it is in use (with IMAGE:PATH)
     #[arg(long)]
     force: bool,
-    /// Read-only subvolumes; each becomes a stream, one after the other
-    #[arg(value_name = "IMAGE:PATH", required = true)]
+    /// Read-only subvolumes, as IMAGE:PATH or as directories on a mount; each becomes a stream, one
+    /// after the other
+    #[arg(value_name = "SUBVOLUME", required = true)]
     subvolumes: Vec<OsString>,
 }
 
@@ -68,15 +76,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json && args.file.is_none() {
         return usage("--json needs --file, because standard output has the stream");
     }
-    let targets = targets(args)?;
-    let first = targets.subvolumes.first().expect("clap wants one");
-    in_image(first, Access::Read { force: args.force }, |image| {
-        let mut out = open_output(args)?;
-        let mut writer = StreamWriter::new(&mut out, protocol);
-        let summary = send(args, image, &targets, &mut writer)?;
-        out.flush().context("writing the stream")?;
-        if args.json { print::json(&describe(&summary)) } else { Ok(()) }
-    })
+    let options = Options { compressed_data: args.compressed_data, no_data: args.no_data };
+    let bar = if args.quiet { ProgressBar::hidden() } else { print::progress() };
+    let summary = match sources(args)? {
+        Sources::Image(targets) => from_image(args, &targets, options, protocol, &bar)?,
+        Sources::Mount(paths) => {
+            let mut watch = |bytes| bar.set_message(crate::size::human(bytes));
+            let how = How { protocol, options, joined: false };
+            send_on_mount::send(&paths, how, &mut *open_output(args)?, &mut watch)?
+        }
+    };
+    bar.finish_and_clear();
+    if args.json { print::json(&summary) } else { Ok(()) }
 }
 
 fn protocol(args: &Args) -> anyhow::Result<Protocol> {
@@ -87,41 +98,100 @@ fn protocol(args: &Args) -> anyhow::Result<Protocol> {
     }
 }
 
-/// The arguments that name subvolumes, all of one image.
+/// The arguments that name subvolumes.
+enum Sources {
+    Image(Targets),
+    Mount(Paths),
+}
+
+/// Those of one image that is not mounted.
 struct Targets {
     subvolumes: Vec<Target>,
     parent: Option<Target>,
     clones: Vec<Target>,
 }
 
-fn targets(args: &Args) -> anyhow::Result<Targets> {
-    let parsed = |list: &[OsString]| list.iter().map(target).collect::<anyhow::Result<Vec<_>>>();
-    let targets = Targets {
-        subvolumes: parsed(&args.subvolumes)?,
-        parent: args.parent.as_ref().map(target).transpose()?,
-        clones: parsed(&args.clone_src)?,
-    };
-    let image = targets.subvolumes[0].image.clone();
-    let mut all = targets.subvolumes.iter().chain(&targets.parent).chain(&targets.clones);
-    match all.find(|target| target.image != image) {
-        Some(other) => usage(format!(
-            "{} is not in {}: all subvolumes of a stream are in one image",
-            other.display(),
-            print::path(&image)
-        )),
-        None => Ok(targets),
+/// All as the first one: in the image, or on a mount.
+fn sources(args: &Args) -> anyhow::Result<Sources> {
+    let first = args.subvolumes.first().expect("clap wants one");
+    match Place::parse_existing(first)? {
+        Place::Image(_) => Ok(Sources::Image(Targets {
+            subvolumes: all(&args.subvolumes, in_an_image)?,
+            parent: all(args.parent.as_slice(), in_an_image)?.pop(),
+            clones: all(&args.clone_src, in_an_image)?,
+        })),
+        Place::Host(_) => Ok(Sources::Mount(Paths {
+            subvolumes: all(&args.subvolumes, on_a_mount)?,
+            parent: all(args.parent.as_slice(), on_a_mount)?.pop(),
+            clones: all(&args.clone_src, on_a_mount)?,
+        })),
     }
 }
 
-fn target(text: &OsString) -> anyhow::Result<Target> {
+fn all<T>(texts: &[OsString], one: fn(&OsString) -> anyhow::Result<T>) -> anyhow::Result<Vec<T>> {
+    texts.iter().map(one).collect()
+}
+
+fn in_an_image(text: &OsString) -> anyhow::Result<Target> {
     match Place::parse_existing(text)? {
         Place::Image(target) => Ok(target),
-        Place::Host(path) => {
-            let shown = print::path(&path);
-            Err(anyhow!("{shown} is not IMAGE:PATH"))
-                .hint("a mount is not sent from; unmount the image, and name it with the path")
-                .could_not_run()
-        }
+        Place::Host(path) => usage(format!(
+            "{} is not IMAGE:PATH, as the first subvolume is: all are in one image",
+            print::path(&path)
+        )),
+    }
+}
+
+fn on_a_mount(text: &OsString) -> anyhow::Result<PathBuf> {
+    match Place::parse_existing(text)? {
+        Place::Host(path) => Ok(path),
+        Place::Image(target) => usage(format!(
+            "{} is not on a mount, as the first subvolume is: all are in one image",
+            target.display()
+        )),
+    }
+}
+
+fn from_image(
+    args: &Args,
+    targets: &Targets,
+    options: Options,
+    protocol: Protocol,
+    bar: &ProgressBar,
+) -> anyhow::Result<serde_json::Value> {
+    let first = must_be_of_one_image(targets)?;
+    in_image(first, Access::Read { force: args.force }, |image| {
+        let mut out = open_output(args)?;
+        let mut writer = StreamWriter::new(&mut out, protocol);
+        let wanted = Wanted {
+            subvolumes: named(image, &targets.subvolumes)?,
+            parent: named(image, &targets.parent)?.pop(),
+            clones: named(image, &targets.clones)?,
+            options,
+        };
+        let mut watch = |summary: &Summary| {
+            bar.set_position(summary.inodes);
+            if summary.commands.is_multiple_of(64) {
+                bar.set_message(crate::size::human(summary.data));
+            }
+        };
+        let sent = streams::send_all(&image.fs, &wanted, &mut writer, &mut watch)?;
+        out.flush().context("writing the stream")?;
+        Ok(streams::describe(&sent))
+    })
+}
+
+/// The first of them.
+fn must_be_of_one_image(targets: &Targets) -> anyhow::Result<&Target> {
+    let image = &targets.subvolumes[0].image;
+    let mut all = targets.subvolumes.iter().chain(&targets.parent).chain(&targets.clones);
+    match all.find(|target| target.image != *image) {
+        Some(other) => usage(format!(
+            "{} is not in {}: all subvolumes of a stream are in one image",
+            other.display(),
+            print::path(image)
+        )),
+        None => Ok(&targets.subvolumes[0]),
     }
 }
 
@@ -139,31 +209,6 @@ fn open_output(args: &Args) -> anyhow::Result<Box<dyn Write>> {
     Ok(Box::new(BufWriter::with_capacity(BUFFER, out.lock())))
 }
 
-/// Finds the subvolumes, and sends them.
-fn send<W: Write>(
-    args: &Args,
-    image: &Image,
-    targets: &Targets,
-    writer: &mut StreamWriter<W>,
-) -> anyhow::Result<Sent> {
-    let wanted = Wanted {
-        subvolumes: named(image, &targets.subvolumes)?,
-        parent: named(image, &targets.parent)?.pop(),
-        clones: named(image, &targets.clones)?,
-        options: Options { compressed_data: args.compressed_data, no_data: args.no_data },
-    };
-    let bar = if args.quiet { ProgressBar::hidden() } else { print::progress() };
-    let mut watch = |summary: &Summary| {
-        bar.set_position(summary.inodes);
-        if summary.commands.is_multiple_of(64) {
-            bar.set_message(crate::size::human(summary.data));
-        }
-    };
-    let sent = streams::send_all(&image.fs, &wanted, writer, &mut watch)?;
-    bar.finish_and_clear();
-    Ok(sent)
-}
-
 fn named<'a>(
     image: &Image,
     targets: impl IntoIterator<Item = &'a Target>,
@@ -173,17 +218,4 @@ fn named<'a>(
         Ok(Named { id, shown: target.display() })
     };
     targets.into_iter().map(one).collect()
-}
-
-fn describe(done: &[(String, Summary)]) -> serde_json::Value {
-    let one = |(subvolume, summary): &(String, Summary)| {
-        json!({
-            "subvolume": subvolume,
-            "commands": summary.commands,
-            "inodes": summary.inodes,
-            "data": summary.data,
-            "cloned": summary.cloned,
-        })
-    };
-    done.iter().map(one).collect()
 }

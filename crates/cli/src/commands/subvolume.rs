@@ -18,6 +18,7 @@ use larder_fs::{FileKind, InodeId, NewInode};
 use larder_fuse::subvolumes as on_mount;
 use serde_json::Value;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Make, snapshot, delete and list subvolumes of an image or a mount.
@@ -244,12 +245,14 @@ fn delete(path: &OsString, commit: bool) -> anyhow::Result<()> {
     match Place::parse_existing(path)? {
         Place::Host(path) => {
             let done = mounted(&path, on_mount::delete);
-            let nested = |e: &anyhow::Error| {
-                e.downcast_ref::<std::io::Error>()
-                    .is_some_and(|e| e.kind() == std::io::ErrorKind::DirectoryNotEmpty)
-            };
+            let kind = |e: &anyhow::Error| e.downcast_ref().map(std::io::Error::kind);
             match done {
-                Err(e) if nested(&e) => Err(e).hint("delete the subvolumes in it first"),
+                Err(e) if kind(&e) == Some(ErrorKind::DirectoryNotEmpty) => {
+                    Err(e).hint("delete the subvolumes in it first")
+                }
+                Err(e) if kind(&e) == Some(ErrorKind::ResourceBusy) => {
+                    Err(e).hint("it is being sent, or it is the root of a mount: end that first")
+                }
                 Err(e) => Err(e),
                 Ok(()) if commit => {
                     let dir = path.parent().filter(|p| !p.as_os_str().is_empty());

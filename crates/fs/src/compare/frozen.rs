@@ -4,31 +4,41 @@
 //! a reader of a whole tree asks once for each inode. Data is the exception: it is read as that of
 //! any file, so that copies are tried and checksums verified.
 //!
-//! An inode without a name does not exist for this reader. A snapshot may have one, where a program
-//! had a file open that had been deleted.
+//! As long as there is such a reader, the subvolume cannot be deleted or made writable, so it does
+//! not change between two calls. The exception is an inode without a name: a snapshot may have one,
+//! where a program had a file open that had been deleted, and it may go at any time. So it does not
+//! exist for this reader.
 
 use crate::api::InodeId;
-use crate::engine::{Core, Inode, Subvolume};
+use crate::engine::{Core, Inode, WholeReader};
 use crate::error::{Error, Place, Result};
 use crate::file::extents::{Content, ExtentCursor};
 use crate::subvolume::SubvolInfo;
-use crate::tree::{Item, Pointer, Version};
+use crate::tree::{Item, Version};
 use larder_format::items::dir::{find_entry, single_entry};
 use larder_format::items::inode_ref::{ExtRefs, InodeRefs};
 use larder_format::items::keys::{dir_index_key, dir_item_key, inode_key};
 use larder_format::items::{Compression, DirEntries, ExtentRecord, FileType, InodeItem};
 use larder_format::{FormatError, Generation, Key, KeyType, ObjectId, TreeId};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-/// A subvolume that is read-only, and stays as it is while it is read; if it does not, calls fail
-/// with `Busy`.
+/// A subvolume that is read-only, and stays as it is for as long as this lives: deleting it, and
+/// making it writable, fail with `Busy`.
 #[derive(Debug)]
 pub struct Frozen {
     pub(super) core: Arc<Core>,
-    subvol: Arc<Subvolume>,
+    subvol: WholeReader,
     info: SubvolInfo,
-    root: Pointer,
+    end: Option<End>,
+}
+
+/// Says that a reader should end.
+struct End(Box<dyn Fn() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("End")
+    }
 }
 
 /// A name of an inode.
@@ -77,18 +87,31 @@ pub enum PartContent {
 }
 
 impl Frozen {
-    /// Takes a subvolume. The caller has made durable what was changed before.
+    /// Takes a subvolume. Before it is read, the caller makes durable what was changed, and asks
+    /// for the [facts](Self::with_facts) again.
     ///
     /// # Errors
     /// `NotFound`; `Invalid` if it can be written to; reading, corruption.
     pub(crate) fn new(core: Arc<Core>, id: TreeId) -> Result<Self> {
-        let subvol = core.subvol(id)?;
-        if !subvol.read_only.load(Ordering::Relaxed) {
-            return Err(Error::Invalid("the subvolume is not read-only"));
-        }
+        let subvol = WholeReader::new(&core, id)?;
         let info = core.subvol_info(id)?;
-        let root = subvol.version(&core).root.ptr;
-        Ok(Self { core, subvol, info, root })
+        Ok(Self { core, subvol, info, end: None })
+    }
+
+    /// With the facts as they are now.
+    ///
+    /// # Errors
+    /// Reading, corruption.
+    pub(crate) fn with_facts(mut self) -> Result<Self> {
+        self.info = self.core.subvol_info(self.info.id)?;
+        Ok(self)
+    }
+
+    /// With calls that fail with `Busy` as soon as `end` says so. It is asked often.
+    #[must_use]
+    pub fn ending_when(mut self, end: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.end = Some(End(Box::new(end)));
+        self
     }
 
     /// Facts about it.
@@ -110,14 +133,10 @@ impl Frozen {
     }
 
     pub(super) fn version(&self) -> Result<Version> {
-        let version = self.subvol.version(&self.core);
-        let same = (version.root.ptr.at, version.root.ptr.generation)
-            == (self.root.at, self.root.generation);
-        let frozen = self.subvol.read_only.load(Ordering::Relaxed) && !self.subvol.is_dead();
-        if same && frozen {
-            return Ok(version);
+        match &self.end {
+            Some(End(end)) if end() => Err(Error::Busy("its reader has been told to end")),
+            _ => Ok(self.subvol.version(&self.core)),
         }
-        Err(Error::Busy("the subvolume was deleted or made writable while it was being read"))
     }
 
     fn bad(&self, key: Key) -> impl Fn(FormatError) -> Error {

@@ -8,7 +8,7 @@
 //!
 //! A comparison may take hours, and its reader may be slow. So nothing here keeps a version of a
 //! tree, which would pin space: each call takes a new one, and a comparison goes on from a key.
-//! That is sound because a read-only subvolume does not change. Each call makes sure of that.
+//! That is sound because the subvolume does not change: its reader keeps it read-only.
 
 pub(crate) mod frozen;
 pub(crate) mod users;

@@ -51,7 +51,7 @@ impl<'a> Comparison<'a> {
     /// The next changes by rising key, perhaps none. `None` is the end.
     ///
     /// # Errors
-    /// Reading, corruption; `Busy` when one of the subvolumes has changed.
+    /// Reading, corruption; `Busy` when the reader of a subvolume has been told to end.
     pub fn step(&mut self) -> Result<Option<Vec<ItemChange>>> {
         let Some(from) = self.next else { return Ok(None) };
         let mut old = match self.old {

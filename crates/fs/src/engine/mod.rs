@@ -37,7 +37,9 @@ pub(crate) mod late;
 mod links;
 pub(crate) mod reclaims;
 
-pub(crate) use inodes::{Inode, PLACEHOLDER, Subvolume, lock_all, to_file_type, to_kind};
+pub(crate) use inodes::{
+    Inode, PLACEHOLDER, Subvolume, WholeReader, lock_all, to_file_type, to_kind,
+};
 pub(crate) use links::Links;
 
 use crate::engine::drops::Drops;

@@ -39,7 +39,8 @@ impl Filesystem {
     ///
     /// # Errors
     /// `Invalid` for anything but a subvolume; `NotEmpty` while other subvolumes are in it;
-    /// `NotPermitted` for the default one; `Busy` for the root of a mount.
+    /// `NotPermitted` for the default one; `Busy` for the root of a mount, and as long as there is a
+    /// [`Frozen`] of it.
     pub fn delete_subvolume(&self, dir: InodeId, name: &[u8]) -> Result<TreeId> {
         let _doing = doing("delete subvolume");
         subvolume::delete(&self.core, dir, name, Deletes::Full)
@@ -90,7 +91,7 @@ impl Filesystem {
     /// `forget`, and is no longer known as received then.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` for a received one.
+    /// `NotFound`; `Busy` for a received one, and as long as there is a [`Frozen`] of it.
     pub fn set_subvolume_read_only(&self, id: TreeId, read_only: bool, forget: bool) -> Result<()> {
         let _doing = doing("set subvolume read-only");
         self.core.set_subvol_read_only(id, read_only, forget)
@@ -123,10 +124,12 @@ impl Filesystem {
     /// # Errors
     /// `NotFound`; `Invalid` for a subvolume that can be written to; those of [`Self::sync`].
     pub fn frozen(&self, id: TreeId) -> Result<Frozen> {
+        let frozen = Frozen::new(self.core.clone(), id)?;
+        // Only now: what is written before it became read-only may still be in memory.
         if self.core.check_writable().is_ok() {
             self.sync()?;
         }
-        Frozen::new(self.core.clone(), id)
+        frozen.with_facts()
     }
     /// A path to an inode within its subvolume, without a slash at either end. One of them, if the
     /// inode has several names.

@@ -210,7 +210,8 @@ pub(crate) enum Deletes {
 ///
 /// # Errors
 /// `NotFound`; `Invalid` for anything but a subvolume; `NotEmpty` while others hang in it;
-/// `NotPermitted` for the default subvolume; `Busy` for one that is mounted; no space; read-only.
+/// `NotPermitted` for the default subvolume; `Busy` for one that is mounted or read as a whole; no
+/// space; read-only.
 pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> Result<TreeId> {
     may_wait()?;
     check_name(name)?;
@@ -228,6 +229,7 @@ pub(crate) fn delete(core: &Core, dir: InodeId, name: &[u8], which: Deletes) -> 
     if core.fronts.is_root(id) {
         return Err(Error::Busy("the subvolume is the root of a mount; unmount it first"));
     }
+    child.check_not_read_as_a_whole()?;
     if core.default_subvol()? == id {
         return Err(Error::NotPermitted("it is the default subvolume; choose another one first"));
     }

@@ -103,7 +103,8 @@ impl Core {
     }
 
     /// Makes a subvolume read-only, or writable again. With `forget`, a received subvolume that
-    /// becomes writable is no longer known as received. Without it, that is refused.
+    /// becomes writable is no longer known as received. Without it, that is refused. It is also
+    /// refused while the subvolume is read as a whole.
     ///
     /// # Errors
     /// `NotFound`; `Busy`; no space; read-only file system.
@@ -115,11 +116,13 @@ impl Core {
     ) -> Result<()> {
         may_wait()?;
         self.check_writable()?;
+        let _tree = self.subvol_tree.lock();
         let subvol = self.subvol(id)?;
         let mut h = self.begin(1)?;
         if subvol.read_only.load(Ordering::Relaxed) == read_only {
             return Ok(());
         }
+        subvol.check_not_read_as_a_whole()?;
         let received = subvol.item.lock().received_uuid != [0; 16];
         if received && !read_only && !forget {
             return Err(Error::Busy(

@@ -26,6 +26,7 @@
 mod first;
 mod further;
 mod mounts;
+mod sends;
 
 use crate::attach::{self, StartLock};
 use crate::failure::{self, Advise, usage};

@@ -1,20 +1,22 @@
 //! The daemon's mounts: how they begin, how they end, and the end of the last one.
 //!
-//! - *A program asks at the socket.* Options of the whole file system must be as they are. The
-//!   mount helper of the new mount makes it, and a thread serves it.
+//! - *A program asks at the socket for a mount.* Options of the whole file system must be as they
+//!   are. The mount helper of the new mount makes it, and a thread serves it.
+//! - *A program asks for a stream.* Module `sends` writes it.
 //! - *A mount ends, others stay.* What only this mount held is deleted. Everything becomes durable.
 //!   The result goes to the state file, the mount helper tidies up and ends, and the lock of the
 //!   state file is released: `larder umount` of this mount returns.
-//! - *The last mount ends.* No further mount is let in. The engine is closed, the result goes to
-//!   the state file, the mount helper tidies up, and the process exits.
+//! - *The last mount ends.* No further mount is let in. Streams end, the engine is closed, the
+//!   result goes to the state file, the mount helper tidies up, and the process exits.
 //! - *A signal comes.* No further mount is let in. Each mount is unmounted by its own mount helper;
 //!   one that is in use is taken out of sight, and ends with its last user.
 //!
 //! A mount whose mount helper was killed cannot be unmounted. After a signal the daemon does not
 //! wait for such mounts: everything is made durable, and they die with the process.
 
+use super::sends::Sends;
 use super::{request, tidy_up};
-use crate::attach::{Answer, AttachSocket, MountRequest, Requester};
+use crate::attach::{Answer, AttachSocket, MountRequest, Received, Requester};
 use crate::failure;
 use crate::image::advise_filesystem;
 use crate::mount_options::MountWishes;
@@ -70,6 +72,7 @@ pub(super) struct Mounts {
     socket: Option<PathBuf>,
     served: Mutex<ServedMounts>,
     changed: Condvar,
+    sends: Sends,
 }
 
 impl Mounts {
@@ -88,6 +91,7 @@ impl Mounts {
             socket,
             served: Mutex::default(),
             changed: Condvar::new(),
+            sends: Sends::default(),
         })
     }
 
@@ -197,32 +201,43 @@ impl Mounts {
         self.changed.notify_all();
     }
 
-    /// Lets further mounts in, from now on.
+    /// Lets further mounts in and writes streams, from now on.
     pub(super) fn accept_requests(self: &Arc<Self>, socket: AttachSocket) {
         let mounts = Arc::downgrade(self);
         let work = move || {
             loop {
                 let received = match socket.next() {
                     Ok(received) => received,
-                    Err(e) => return tracing::warn!("no further mounts can be made: {e}"),
+                    Err(e) => return tracing::warn!("nothing more can be asked for: {e}"),
                 };
                 // A requester without an answer sees that its descriptors are closed.
                 let Some(mounts) = mounts.upgrade() else { return };
-                let (wanted, helper, state, requester) = received.take();
-                let answer = move || mounts.answer(&wanted, helper, state, requester);
+                let answer = move || mounts.answer(received);
                 if let Err(e) =
                     std::thread::Builder::new().name("larder-received".into()).spawn(answer)
                 {
-                    tracing::warn!("a further mount cannot be made: {e}");
+                    tracing::warn!("what was asked for cannot be done: {e}");
                 }
             }
         };
         if let Err(e) = std::thread::Builder::new().name("larder-socket".into()).spawn(work) {
-            tracing::warn!("no further mounts can be made: {e}");
+            tracing::warn!("nothing more can be asked for: {e}");
         }
     }
 
-    fn answer(
+    fn answer(self: &Arc<Self>, received: Received) {
+        match received {
+            Received::Mount { wanted, helper, state, requester } => {
+                self.answer_mount(&wanted, helper, state, requester);
+            }
+            Received::Send { wanted, outlet } => {
+                let open = || self.fs.read().unwrap_or_else(PoisonError::into_inner).clone();
+                self.sends.serve(open, &wanted, outlet);
+            }
+        }
+    }
+
+    fn answer_mount(
         self: &Arc<Self>,
         wanted: &MountRequest,
         helper: OwnedFd,
@@ -385,6 +400,7 @@ impl Mounts {
         }
         let last = std::mem::take(&mut served.list);
         drop(served);
+        self.sends.end();
         let fs = self.fs.write().unwrap_or_else(PoisonError::into_inner).take();
         let closed = self.group.take_closed().or_else(|| fs.as_ref().map(|fs| fs.close()));
         let closed = closed.unwrap_or(Ok(())).map_err(anyhow::Error::new);

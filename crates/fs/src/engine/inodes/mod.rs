@@ -14,4 +14,4 @@ mod subvolume;
 mod table;
 
 pub(crate) use inode::{Inode, PLACEHOLDER, lock_all, to_file_type, to_kind};
-pub(crate) use subvolume::Subvolume;
+pub(crate) use subvolume::{Subvolume, WholeReader};

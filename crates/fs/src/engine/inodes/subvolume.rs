@@ -15,7 +15,7 @@ use larder_format::items::{RootFlags, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A subvolume in memory.
 #[derive(Debug)]
@@ -24,6 +24,9 @@ pub(crate) struct Subvolume {
     pub(crate) below: Arc<SubvolumeTree>,
     /// Is it read-only?
     pub(crate) read_only: AtomicBool,
+    /// How many read it as a whole. As long as there is one, it stays read-only and is not deleted.
+    /// Rises under [`Core::subvol_tree`] only.
+    readers: AtomicU32,
     /// Inode number of its root directory.
     pub(crate) root_dir: u64,
     /// The next inode number to give out. 0 until it has been looked up.
@@ -44,6 +47,7 @@ impl Subvolume {
     pub(crate) fn new(id: TreeId, key_offset: u64, tree: Tree, item: RootItem) -> Self {
         Self {
             read_only: AtomicBool::new(item.root_flags().contains(RootFlags::RDONLY)),
+            readers: AtomicU32::new(0),
             root_dir: match item.root_dirid.get() {
                 0 => ObjectId::FIRST_FREE.0,
                 dir => dir,
@@ -83,12 +87,52 @@ impl Subvolume {
         }
         Ok(())
     }
+    /// Fails while it is read as a whole. The caller holds [`Core::subvol_tree`].
+    pub(crate) fn check_not_read_as_a_whole(&self) -> Result<()> {
+        match self.readers.load(Ordering::Acquire) {
+            0 => Ok(()),
+            _ => Err(Error::Busy("the subvolume is being sent or compared")),
+        }
+    }
     /// Fails where the subvolume may not be changed.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_dead() {
             return Err(Error::NotFound);
         }
         if self.read_only.load(Ordering::Relaxed) { Err(Error::SubvolumeReadOnly) } else { Ok(()) }
+    }
+}
+
+/// Keeps a subvolume read-only, and from being deleted, as long as it is read as a whole.
+#[derive(Debug)]
+pub(crate) struct WholeReader(Arc<Subvolume>);
+
+impl WholeReader {
+    /// Begins to read a subvolume.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` if it can be written to; reading; corruption.
+    pub(crate) fn new(core: &Core, id: TreeId) -> Result<Self> {
+        let _tree = core.subvol_tree.lock();
+        let subvol = core.subvol(id)?;
+        if !subvol.read_only.load(Ordering::Relaxed) {
+            return Err(Error::Invalid("the subvolume is not read-only"));
+        }
+        subvol.readers.fetch_add(1, Ordering::AcqRel);
+        Ok(Self(subvol))
+    }
+}
+
+impl Deref for WholeReader {
+    type Target = Subvolume;
+    fn deref(&self) -> &Subvolume {
+        &self.0
+    }
+}
+
+impl Drop for WholeReader {
+    fn drop(&mut self) {
+        self.0.readers.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -397,3 +397,73 @@ fn read_only_comes_and_goes() {
     assert_eq!(w.fs.subvolume(sub.subvol).unwrap().received_uuid, [0; 16]);
     w.file(sub, "again");
 }
+
+#[test]
+fn what_is_read_as_a_whole_is_not_deleted_and_not_changed() {
+    let w = World::new();
+    let sub = w.fs.create_subvolume(w.root(), b"sub", &dir()).unwrap().id;
+    let file = w.file(sub, "file");
+    w.fs.write(file, 0, b"before").unwrap();
+    assert_err!(w.fs.frozen(sub.subvol), Error::Invalid(_));
+    w.fs.set_subvolume_read_only(sub.subvol, true, false).unwrap();
+    let (first, second) = (w.fs.frozen(sub.subvol).unwrap(), w.fs.frozen(sub.subvol).unwrap());
+    let text = |frozen: &crate::Frozen| {
+        let mut buf = [0; 6];
+        assert_eq!(frozen.read(ObjectId(file.ino), 0, &mut buf).unwrap(), 6);
+        buf
+    };
+    let refuses = || {
+        assert_err!(w.fs.set_subvolume_read_only(sub.subvol, false, false), Error::Busy(_));
+        assert_err!(w.fs.delete_subvolume(w.root(), b"sub"), Error::Busy(_));
+    };
+    refuses();
+    w.fs.set_subvolume_read_only(sub.subvol, true, false).unwrap();
+    drop(first);
+    refuses();
+    assert_eq!(&text(&second), b"before");
+    drop(second);
+    w.fs.set_subvolume_read_only(sub.subvol, false, false).unwrap();
+    // What is still in memory when it becomes read-only again is seen.
+    w.fs.write(file, 0, b"behind").unwrap();
+    w.fs.set_subvolume_read_only(sub.subvol, true, false).unwrap();
+    let third = w.fs.frozen(sub.subvol).unwrap();
+    assert_eq!(&text(&third), b"behind");
+    assert!(!third.parts(ObjectId(file.ino), 0, 1).unwrap().is_empty());
+    drop(third);
+    w.fs.delete_subvolume(w.root(), b"sub").unwrap();
+    w.check();
+}
+
+#[test]
+fn a_deleted_file_that_is_closed_does_not_disturb_a_reader_of_the_whole() {
+    let w = World::new();
+    let sub = w.fs.create_subvolume(w.root(), b"sub", &dir()).unwrap().id;
+    let (open, stays) = (w.file(sub, "open"), w.file(sub, "stays"));
+    w.fs.hold(open);
+    w.fs.unlink(sub, b"open").unwrap();
+    w.fs.set_subvolume_read_only(sub.subvol, true, false).unwrap();
+    let frozen = w.fs.frozen(sub.subvol).unwrap();
+    assert!(frozen.inode(ObjectId(open.ino)).unwrap().is_none(), "it has no name");
+    w.fs.release(open, 1);
+    w.fs.sync().unwrap();
+    assert!(frozen.inode(ObjectId(open.ino)).unwrap().is_none());
+    assert!(frozen.inode(ObjectId(stays.ino)).unwrap().is_some());
+}
+
+#[test]
+fn a_reader_of_the_whole_ends_when_it_is_told_to() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let w = World::new();
+    let sub = w.fs.create_subvolume(w.root(), b"sub", &dir()).unwrap().id;
+    w.fs.set_subvolume_read_only(sub.subvol, true, false).unwrap();
+    let told = Arc::new(AtomicBool::new(false));
+    let end = Arc::clone(&told);
+    let frozen = w.fs.frozen(sub.subvol).unwrap();
+    let frozen = frozen.ending_when(move || end.load(Ordering::Relaxed));
+    let mut comparison = crate::Comparison::new(None, &frozen);
+    assert!(comparison.step().unwrap().is_some());
+    told.store(true, Ordering::Relaxed);
+    assert_err!(frozen.inode(ObjectId(256)), Error::Busy(_));
+    let mut comparison = crate::Comparison::new(None, &frozen);
+    assert_err!(comparison.step(), Error::Busy(_));
+}
