@@ -315,7 +315,9 @@ pub(crate) const HOUSES: &[House] = &[
     House { folder: "crates/cli/src/commands", rooms: Apart },
     House {
         folder: "crates/cli/src/commands/backup",
-        rooms: Upwards(&["place", "held", "flow", "source", "target", "ssh", "table", "steps"]),
+        rooms: Upwards(&[
+            "place", "held", "flow", "source", "on_mount", "target", "ssh", "table", "steps",
+        ]),
     },
     House {
         folder: "crates/cli/src/commands/inspect",

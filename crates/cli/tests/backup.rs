@@ -278,7 +278,7 @@ fn what_does_not_fit_together_is_refused() {
     run(&home, &pair.b()).fails(2, "whole image");
     run(&home, &pair.in_b("/nowhere")).fails(1, "nowhere");
     run(&pair.in_a("/nothing"), &to).fails(1, "nothing");
-    run(pair.path(), &to).fails(2, "a mount cannot be backed up");
+    run(pair.path(), &to).fails(2, "not on a Larder mount");
     run(&home, pair.path()).fails(2, "not on a Larder mount");
     run(&home, Path::new("ssh://-oProxyCommand=x/y")).fails(2, "no host that could be one");
     run(Path::new("ssh://nas/x"), &to).fails(2, "run `larder backup` there");
@@ -368,6 +368,47 @@ fn a_mount_is_a_target() {
     larder(args!["umount", &mnt]).ok();
     drop(unmount);
     assert_eq!(pair.target(), complete(&[&last]));
+    pair.check();
+}
+
+#[test]
+fn a_mount_is_a_source() {
+    if !need(&[Need::Fuse, Need::Root]) {
+        return;
+    }
+    enter_private_namespace().unwrap();
+    let pair = Pair::new();
+    let mnt = pair.path().join("mnt");
+    std::fs::create_dir(&mnt).unwrap();
+    // What a run on the image made, a run on the mount goes on from, and the other way round.
+    let first = made(&pair.backup(&[]).ok());
+    larder(args!["mount", pair.a(), &mnt]).ok();
+    let unmount = Unmount(&mnt);
+    let home = mnt.join("home");
+    std::fs::create_dir(home.join("dir")).unwrap();
+    let backup = |options: &[&str]| {
+        let mut all: Vec<OsString> = vec!["backup".into(), "--json".into()];
+        all.extend(options.iter().map(OsString::from));
+        all.extend(args![&home, pair.in_b("/in")]);
+        larder(all)
+    };
+    std::fs::write(home.join("file"), b"second").unwrap();
+    backup(&["--dry-run"]).ok();
+    let run = backup(&[]).ok();
+    assert!(run.err.contains(&format!("what changed since {first}")), "{}", run.err);
+    assert_eq!(pair.received(&made(&run), "file"), b"second");
+    std::fs::write(home.join("file"), b"third").unwrap();
+    let third = made(&backup(&["--keep", "last=1"]).ok());
+    assert_eq!(pair.target(), complete(&[&third]));
+    assert_eq!(std::fs::read_dir(mnt.join(".snapshots")).unwrap().count(), 1);
+    larder(args!["backup", &home, &mnt]).fails(2, "one image");
+    larder(args!["backup", home.join("dir"), pair.in_b("/in")]).fails(2, "not a subvolume");
+    larder(args!["backup", &home, pair.in_a("/")]).fails(2, "mounted on");
+    larder(args!["umount", &mnt]).ok();
+    drop(unmount);
+    let run = pair.backup(&["--keep", "last=1"]).ok();
+    assert!(run.err.contains(&format!("what changed since {third}")), "{}", run.err);
+    assert_eq!(pair.received(&made(&run), "file"), b"third");
     pair.check();
 }
 

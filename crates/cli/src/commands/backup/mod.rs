@@ -5,6 +5,7 @@
 
 mod flow;
 mod held;
+mod on_mount;
 mod place;
 mod source;
 mod ssh;
@@ -13,11 +14,11 @@ mod table;
 mod target;
 
 use crate::failure::{Advise, usage};
-use crate::image::{Access, Image};
+use crate::image::Access;
 use crate::interrupt::Interrupt;
 use crate::subvolumes::in_image;
 use crate::target::{Place, Target as InImage};
-use crate::{print, size};
+use crate::{mount_table, print, size};
 use anyhow::{Context, anyhow};
 use larder_backup::Keep;
 use larder_fs::Timestamp;
@@ -27,7 +28,7 @@ use ssh::Ssh;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use steps::{Run, Wish};
 use table::Report;
 use target::Target;
@@ -37,7 +38,7 @@ use target::Target;
 #[command(after_help = "\
 Examples:
   larder backup --keep daily=7,weekly=8 disk.img:/home backup.img:/
-  larder backup disk.img:/home ssh://nas/srv/backup.img:/
+  larder backup mnt/home ssh://nas/srv/backup.img:/
   larder backup --list backup.img:/
 
 Snapshots are called NAME.20251118T040000Z, after the time in UTC. The first one
@@ -65,8 +66,8 @@ pub(crate) struct Args {
     /// What the snapshots are called (default: the name of the subvolume, or `root`)
     #[arg(long)]
     name: Option<OsString>,
-    /// Where the source keeps its snapshots: a directory of the same image (default: `.snapshots`
-    /// beside SOURCE)
+    /// Where the source keeps its snapshots: a directory of the same image or mount (default:
+    /// `.snapshots` beside SOURCE)
     #[arg(long, value_name = "DIR")]
     snapshots: Option<OsString>,
     /// Send everything, although the target has older snapshots that the source has not
@@ -86,7 +87,7 @@ pub(crate) struct Args {
     /// Say nothing but errors and notes
     #[arg(short, long)]
     quiet: bool,
-    /// The subvolume to back up: IMAGE:PATH
+    /// The subvolume to back up: IMAGE:PATH, or a directory on a mount
     #[arg(required_unless_present = "list")]
     source: Option<OsString>,
     /// Where to: IMAGE:DIR, a directory on a mount, or ssh://HOST/PATH
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (Some(source), Some(target)) = (&args.source, &args.target) else {
         return usage("a source and a target are needed");
     };
-    let from = from(source)?;
+    let from = From::parse(source)?;
     let to = Address::parse(target)?;
     check_places(&from, &to)?;
     let report = backup(args, &from, &to)?;
@@ -116,41 +117,64 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// What is backed up.
-fn from(text: &OsStr) -> anyhow::Result<InImage> {
-    match Address::parse(text)? {
-        Address::Here(Place::Image(target)) => Ok(target),
-        Address::Here(Place::Host(path)) if path.is_file() => {
-            let shown = print::path(&path);
-            usage(format!("{shown} is a whole image: {shown}:/ is its top-level subvolume"))
-        }
-        Address::Here(Place::Host(path)) => {
-            let shown = print::path(&path);
-            Err(anyhow!("{shown} is not IMAGE:PATH: a mount cannot be backed up"))
-                .hint("unmount the image, and name it with the path of the subvolume in it")
-                .could_not_run()
-        }
-        Address::There(remote) => {
-            let shown = remote.display();
-            usage(format!("{shown} is on another machine: run `larder backup` there"))
+#[derive(Clone, Debug)]
+enum From {
+    Image(InImage),
+    Mount(PathBuf),
+}
+
+impl From {
+    fn parse(text: &OsStr) -> anyhow::Result<Self> {
+        match Address::parse(text)? {
+            Address::Here(Place::Image(target)) => Ok(Self::Image(target)),
+            Address::Here(Place::Host(path)) if path.is_file() => {
+                let shown = print::path(&path);
+                usage(format!("{shown} is a whole image: {shown}:/ is its top-level subvolume"))
+            }
+            Address::Here(Place::Host(path)) => Ok(Self::Mount(path)),
+            Address::There(remote) => {
+                let shown = remote.display();
+                usage(format!("{shown} is on another machine: run `larder backup` there"))
+            }
         }
     }
 }
 
-/// Do the two fit together?
-fn check_places(from: &InImage, to: &Address) -> anyhow::Result<()> {
-    let same = |a: &Path, b: &Path| match (a.metadata(), b.metadata()) {
-        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => false,
-    };
-    match to {
-        Address::Here(Place::Image(to)) if same(&from.image, &to.image) => {
-            Err(anyhow!("the source and the target are one image: what damages it takes both"))
-                .hint(
-                    "back up into another image; for snapshots in the same one there is `larder \
-                     subvolume snapshot -r`",
-                )
-                .could_not_run()
+/// Are they in one image?
+fn are_one(from: &From, to: &Address) -> anyhow::Result<bool> {
+    let number = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    match (from, to) {
+        (From::Image(from), Address::Here(Place::Image(to))) => {
+            let (from, to) = (number(&from.image), number(&to.image));
+            Ok(from.is_some() && from == to)
         }
+        (From::Mount(from), Address::Here(Place::Host(to))) => {
+            let (from, to) = (mounted_image(from)?, mounted_image(to)?);
+            Ok(from.is_some() && from == to)
+        }
+        // Only one program opens an image: the other one is told that it is in use.
+        _ => Ok(false),
+    }
+}
+
+/// The image that is mounted where a path leads to.
+fn mounted_image(path: &Path) -> anyhow::Result<Option<OsString>> {
+    let Ok(meta) = path.metadata() else { return Ok(None) };
+    let mut mounts = mount_table::all()?.into_iter().filter(mount_table::Mount::is_larder);
+    Ok(mounts.find(|mount| mount.device == meta.dev()).map(|mount| mount.source))
+}
+
+/// Do the two fit together?
+fn check_places(from: &From, to: &Address) -> anyhow::Result<()> {
+    if are_one(from, to)? {
+        return Err(anyhow!("the source and the target are one image: what damages it takes both"))
+            .hint(
+                "back up into another image; for snapshots in the same one there is `larder \
+                 subvolume snapshot -r`",
+            )
+            .could_not_run();
+    }
+    match to {
         Address::Here(Place::Host(path)) if path.is_file() => {
             let shown = print::path(path);
             usage(format!("{shown} is a whole image: give a directory in it, such as {shown}:/"))
@@ -159,22 +183,28 @@ fn check_places(from: &InImage, to: &Address) -> anyhow::Result<()> {
     }
 }
 
-fn backup(args: &Args, from: &InImage, to: &Address) -> anyhow::Result<Report> {
+fn backup(args: &Args, from: &From, to: &Address) -> anyhow::Result<Report> {
     let access = if args.dry_run { Access::Read { force: false } } else { Access::Write };
     let interrupt = Interrupt::watch();
-    in_image(from, access, |image| {
-        let wish = wish(args, image, from)?;
-        let dir = args.snapshots.as_ref().map(|dir| dir.as_bytes());
-        let source = source::InImage::new(image, &from.path, dir)?;
-        into(args, (to, access), (&source, &wish, &interrupt))
-    })
+    let dir = args.snapshots.as_deref();
+    match from {
+        From::Image(from) => in_image(from, access, |image| {
+            let wish = wish(args, || source::own_name(image, &from.path))?;
+            let source = source::InImage::new(image, &from.path, dir.map(OsStr::as_bytes))?;
+            into(args, (to, access), (&source, &wish, &interrupt))
+        }),
+        From::Mount(path) => {
+            let wish = wish(args, || on_mount::own_name(path))?;
+            let source = on_mount::OnMount::new(path, dir.map(Path::new))?;
+            into(args, (to, access), (&source, &wish, &interrupt))
+        }
+    }
 }
 
-fn wish(args: &Args, image: &Image, from: &InImage) -> anyhow::Result<Wish> {
-    let prefix = match &args.name {
-        Some(name) => name.as_bytes().to_vec(),
-        None => source::own_name(image, &from.path)?,
-    };
+fn wish(args: &Args, own_name: impl FnOnce() -> anyhow::Result<Vec<u8>>) -> anyhow::Result<Wish> {
+    // Also where another name is given: it has to be a subvolume.
+    let own_name = own_name()?;
+    let prefix = args.name.as_ref().map_or(own_name, |name| name.as_bytes().to_vec());
     let stamp = ".20251118T040000Z".len();
     if prefix.is_empty() || prefix.contains(&b'/') || prefix.len() + stamp > 255 {
         let shown = print::name(&prefix);

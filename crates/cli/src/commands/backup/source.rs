@@ -1,4 +1,4 @@
-//! The side that is backed up: a subvolume of an image, and the directory of its snapshots.
+//! The side that is backed up: a subvolume, here of an image, and the directory of its snapshots.
 //!
 //! Hidden here is where snapshots lie if nobody says so: in `.snapshots` beside the subvolume, or
 //! in it if it is the top-level one. And hidden is how each gets a uuid of its own. A read-only
@@ -21,9 +21,9 @@ use larder_stream::{Protocol, StreamWriter};
 use std::io::Write;
 
 /// The directory of snapshots, where none is named.
-const SNAPSHOTS: &[u8] = b".snapshots";
+pub(super) const SNAPSHOTS: &[u8] = b".snapshots";
 /// Its permissions: snapshots still have what was protected later.
-const PERMISSIONS: u32 = 0o700;
+pub(super) const PERMISSIONS: u32 = 0o700;
 
 /// A subvolume that is backed up.
 pub(super) trait Source: Sync {
