@@ -286,10 +286,19 @@ fn what_does_not_fit_together_is_refused() {
     larder(args!["backup", "--rate", "0", &home, &to]).fails(2, "nothing would be sent");
     larder(args!["backup", "--name", "a/b", &home, &to]).fails(2, "cannot be the name");
     larder(args!["backup", "--list", &to, &home]).fails(2, "cannot be used");
-    // Another source with this name.
-    pair.backup(&[]).ok();
+    // Another source with this name, of which the target has a part, or a snapshot.
     larder(args!["subvolume", "create", pair.in_a("/srv"), pair.in_a("/srv/home")]).ok();
     let other = pair.in_a("/srv/home");
+    pair.snapshot("home.20200101T000000Z");
+    let stream = pair.path().join("stream");
+    let snapshot = pair.in_a("/.snapshots/home.20200101T000000Z");
+    larder(args!["send", "-q", "--proto", "2", "--compressed-data", "-f", &stream, snapshot]).ok();
+    let whole = std::fs::read(&stream).unwrap();
+    std::fs::write(&stream, &whole[..whole.len() - 1]).unwrap();
+    larder(args!["receive", "-f", &stream, &to]).fails(1, "cut off");
+    run(&other, &to).fails(2, "--full");
+    pair.backup(&["--keep", "last=1"]).ok();
+    assert_eq!(pair.target().len(), 1);
     run(&other, &to).fails(2, "--full");
     assert_eq!(pair.target().len(), 1);
     larder(args!["backup", "--full", &other, &to]).ok();
@@ -404,6 +413,10 @@ fn a_mount_is_a_source() {
     larder(args!["backup", &home, &mnt]).fails(2, "one image");
     larder(args!["backup", home.join("dir"), pair.in_b("/in")]).fails(2, "not a subvolume");
     larder(args!["backup", &home, pair.in_a("/")]).fails(2, "mounted on");
+    let other = std::fs::File::open(mnt.join(".snapshots")).unwrap();
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    backup(&[]).fails(2, "another backup of it is running");
+    drop(other);
     larder(args!["umount", &mnt]).ok();
     drop(unmount);
     let run = pair.backup(&["--keep", "last=1"]).ok();

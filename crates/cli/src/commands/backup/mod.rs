@@ -195,7 +195,7 @@ fn backup(args: &Args, from: &From, to: &Address) -> anyhow::Result<Report> {
         }),
         From::Mount(path) => {
             let wish = wish(args, || on_mount::own_name(path))?;
-            let source = on_mount::OnMount::new(path, dir.map(Path::new))?;
+            let source = on_mount::OnMount::new(path, dir.map(Path::new), args.dry_run)?;
             into(args, (to, access), (&source, &wish, &interrupt))
         }
     }

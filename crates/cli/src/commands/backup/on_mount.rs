@@ -2,6 +2,9 @@
 //!
 //! As in an image, snapshots lie in `.snapshots` beside the subvolume if nobody says otherwise. The
 //! root of a mount has nothing beside it that is on the mount, so there they lie in it.
+//!
+//! An image is locked by the run that has it. On a mount the directory of snapshots is, so that a
+//! run that takes longer than the time to the next one is not disturbed by that.
 
 use super::held::{self, Entry};
 use super::source::{PERMISSIONS, SNAPSHOTS, Source};
@@ -14,6 +17,9 @@ use larder_fuse::{control, subvolumes as on_mount};
 use larder_receive::destination::Sent;
 use larder_send::Options;
 use larder_stream::Protocol;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
@@ -28,6 +34,8 @@ pub(super) struct OnMount {
     subvol: PathBuf,
     /// The directory of snapshots.
     dir: PathBuf,
+    /// It, locked, unless nothing is to be changed.
+    lock: Option<OwnedFd>,
 }
 
 /// The name of a subvolume's snapshots, where none is given: that which it has in its image.
@@ -60,13 +68,15 @@ fn facts(path: &Path) -> anyhow::Result<Value> {
 }
 
 impl OnMount {
-    pub(super) fn new(path: &Path, dir: Option<&Path>) -> anyhow::Result<Self> {
+    pub(super) fn new(path: &Path, dir: Option<&Path>, dry_run: bool) -> anyhow::Result<Self> {
         let subvol = path.canonicalize().with_context(|| print::path(path)).could_not_run()?;
         let dir = match dir {
             Some(dir) => dir.to_path_buf(),
             None => above(&subvol)?.join(OsStr::from_bytes(SNAPSHOTS)),
         };
-        Ok(Self { subvol, dir })
+        mounted(&subvol, control::is_served)?;
+        let lock = if dry_run { None } else { Some(made_and_locked(&dir)?) };
+        Ok(Self { subvol, dir, lock })
     }
 
     fn path(&self, name: &[u8]) -> PathBuf {
@@ -84,6 +94,23 @@ fn above(subvol: &Path) -> anyhow::Result<&Path> {
     }
 }
 
+/// Makes the directory of snapshots if it does not exist, and locks it.
+fn made_and_locked(dir: &Path) -> anyhow::Result<OwnedFd> {
+    let shown = print::path(dir);
+    match DirBuilder::new().mode(PERMISSIONS).create(dir) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e).context(shown),
+        _ => {}
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::empty()).with_context(|| shown.clone())?;
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(anyhow!("{shown}: another backup of it is running"))
+            .hint("wait until that has ended, or end it: the next run goes on with what it began")
+            .could_not_run(),
+        other => other.map(|()| fd).context(shown),
+    }
+}
+
 impl Source for OnMount {
     fn list(&self) -> anyhow::Result<Vec<Entry>> {
         if self.dir.symlink_metadata().is_ok() {
@@ -94,10 +121,7 @@ impl Source for OnMount {
     }
 
     fn snapshot(&self, name: &[u8]) -> anyhow::Result<Sent> {
-        if self.dir.symlink_metadata().is_err() {
-            let made = DirBuilder::new().mode(PERMISSIONS).create(&self.dir);
-            made.with_context(|| print::path(&self.dir))?;
-        }
+        anyhow::ensure!(self.lock.is_some(), "a dry run makes no snapshot");
         let inherits = !facts(&self.subvol)?["received_uuid"].is_null();
         let path = self.path(name);
         mounted(&path, |path| on_mount::snapshot(&self.subvol, path, !inherits))?;

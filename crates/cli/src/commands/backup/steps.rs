@@ -75,6 +75,12 @@ impl Sides {
         self.at_source(id).filter(|_| self.at_target(id).is_some()).map(|ready| &ready.name)
     }
 
+    /// The snapshot at the source of which the target has a part.
+    fn source_of(&self, part: &Held) -> Option<&Ready> {
+        let State::Part { sent, .. } = part.state else { return None };
+        self.source.iter().find(|ready| ready.sent == sent && ready.name == part.name)
+    }
+
     /// The newest snapshot before this time that both have.
     fn common_before(&self, time: i64) -> Option<&Name> {
         let earlier = self.source.iter().rev().filter(|ready| ready.name.time < time);
@@ -86,8 +92,8 @@ impl Run<'_> {
     pub(super) fn run(mut self) -> anyhow::Result<Report> {
         self.note_nested()?;
         let mut sides = self.look()?;
-        self.finish_parts(&mut sides)?;
         self.check_related(&sides)?;
+        self.finish_parts(&mut sides)?;
         let made = self.snapshot(&mut sides)?;
         let snapshot = |name: &Name, sent: &Sent| Snapshot { time: name.time, id: sent.uuid };
         let source: Vec<_> = sides.source.iter().map(|r| snapshot(&r.name, &r.sent)).collect();
@@ -198,15 +204,10 @@ impl Run<'_> {
                 Parent::From(parent) => sides.common(parent.uuid).cloned().map(Some),
                 Parent::Any => Some(sides.common_before(held.name.time).cloned()),
             };
-            let known = sides.source.iter().find(|r| r.sent == sent && r.name == held.name);
-            match (known, parent) {
+            match (sides.source_of(held), parent) {
                 (Some(Ready { name, .. }), Some(parent)) => {
                     if !self.wish.dry_run {
-                        let goes_on = self.send_one(name, parent.as_ref(), "Going on with");
-                        goes_on.hint(format!(
-                            "if it cannot go on, delete {shown} in the target (`larder subvolume \
-                             delete`); the next run begins with it again"
-                        ))?;
+                        self.go_on(name, parent.as_ref())?;
                     }
                     done.push((name.clone(), sent));
                 }
@@ -222,10 +223,25 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Two sources with one name would delete each other's snapshots.
+    /// Finishes what was received in part.
+    fn go_on(&mut self, name: &Name, parent: Option<&Name>) -> anyhow::Result<()> {
+        let done = self.send_one(name, parent, "Going on with");
+        // It will go on once more.
+        self.interrupt.check()?;
+        let shown = print::name(&name.bytes());
+        done.hint(format!(
+            "if it cannot go on, delete {shown} in the target (`larder subvolume delete`); the \
+             next run begins with it again"
+        ))
+    }
+
+    /// Two sources with one name would delete each other's snapshots, and each other's parts.
     fn check_related(&self, sides: &Sides) -> anyhow::Result<()> {
-        let related = sides.source.iter().any(|r| sides.common(r.sent.uuid).is_some());
-        let Some((last, _)) = sides.target.last().filter(|_| !related && !self.wish.full) else {
+        let related = sides.source.iter().any(|r| sides.common(r.sent.uuid).is_some())
+            || sides.others.iter().any(|part| sides.source_of(part).is_some());
+        let parts = sides.others.iter().filter(|h| matches!(h.state, State::Part { .. }));
+        let names = sides.target.iter().map(|(name, _)| name).chain(parts.map(|part| &part.name));
+        let Some(last) = names.max().filter(|_| !related && !self.wish.full) else {
             return Ok(());
         };
         Err(anyhow!(
