@@ -221,6 +221,19 @@ fn what_was_received_in_part_is_finished_first() {
     let run = pair.backup(&["--keep", "last=1"]).ok();
     assert!(run.err.contains(&format!("Deleting {lost} in the target")), "{}", run.err);
     assert_eq!(pair.target(), complete(&[&made(&run)]));
+    // A run that was killed right after it had made the subvolume leaves it without a record.
+    let begun = "/in/home.20200103T000000Z";
+    let parent = pair.in_b(&format!("/in/{}", made(&run)));
+    larder(args!["subvolume", "snapshot", &parent, pair.in_b(begun)]).ok();
+    // One with something in it is no such thing.
+    let other = "home.20200104T000000Z";
+    let in_other = pair.in_b(&format!("/in/{other}"));
+    larder(args!["subvolume", "snapshot", &parent, &in_other]).ok();
+    larder(args!["mkdir", pair.in_b(&format!("/in/{other}/new"))]).ok();
+    let run = pair.backup(&["--keep", "last=1"]).ok();
+    assert!(run.err.contains(&format!("{other} was not received")), "{}", run.err);
+    let left = [(other.to_owned(), "writable".to_owned()), (made(&run), "complete".to_owned())];
+    assert_eq!(pair.target(), left);
     pair.check();
 }
 

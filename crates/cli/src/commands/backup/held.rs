@@ -35,6 +35,8 @@ pub(super) struct Entry {
     pub(super) received: Option<Sent>,
     /// What it says of itself while it is received.
     pub(super) record: Option<Record>,
+    /// Nothing was changed in it since it was made, as a snapshot or empty.
+    pub(super) untouched: bool,
 }
 
 /// An entry as one machine tells it to another, and to programs.
@@ -50,6 +52,7 @@ pub(super) struct Told {
     received_uuid: Option<String>,
     received_transid: Option<u64>,
     record: Option<String>,
+    untouched: bool,
 }
 
 /// A snapshot at the target, with its checkpoints.
@@ -70,6 +73,8 @@ pub(super) enum State {
         sent: Sent,
         parent: Parent,
     },
+    /// It was made, and the run ended before it had a record or anything else of its own.
+    Begun,
     /// Nothing that a backup made.
     Foreign,
 }
@@ -117,7 +122,9 @@ pub(super) fn in_image(image: &Image, dir: InodeId) -> anyhow::Result<Vec<Entry>
         };
         let info = image.fs.subvolume(attr.id.subvol)?;
         let (sent, received) = (sent_as(&info), received_as(&info));
-        found.push(Entry { name, read_only: info.read_only, sent, received, record });
+        // Each snapshot is a transaction of its own. An empty one is made together with its record.
+        let untouched = info.parent_uuid != [0; 16] && info.ctransid <= info.otransid;
+        found.push(Entry { name, read_only: info.read_only, sent, received, record, untouched });
     }
     Ok(found)
 }
@@ -152,7 +159,11 @@ pub(super) fn on_a_mount(dir: &Path) -> anyhow::Result<Vec<Entry>> {
         let facts = all.iter().find(|s| s["id"] == id);
         let facts = facts.with_context(|| format!("{} has just appeared", print::path(&path)))?;
         let record = record(&path).with_context(|| print::path(&path))?;
-        found.push(on_mount_entry(name, facts, record).with_context(|| print::path(&path))?);
+        let is_empty = || path.read_dir().is_ok_and(|mut entries| entries.next().is_none());
+        let same = facts["last_change"].as_u64() <= facts["created_in"].as_u64();
+        let untouched = same && (!facts["parent_uuid"].is_null() || is_empty());
+        let entry = on_mount_entry(name, facts, record).with_context(|| print::path(&path))?;
+        found.push(Entry { untouched, ..entry });
     }
     Ok(found)
 }
@@ -170,7 +181,8 @@ fn on_mount_entry(
     let received = sent("received_uuid", "sent_in");
     let uuid = received.map_or(own.uuid, |received| received.uuid);
     let read_only = facts["read_only"] == true;
-    Ok(Entry { name, read_only, sent: Sent { uuid, ..own }, received, record })
+    let sent = Sent { uuid, ..own };
+    Ok(Entry { name, read_only, sent, received, record, untouched: false })
 }
 
 fn record(path: &Path) -> anyhow::Result<Option<Record>> {
@@ -206,6 +218,7 @@ impl Entry {
             received_uuid: self.received.map(|sent| print::uuid(sent.uuid)),
             received_transid: self.received.map(|sent| sent.ctransid.0),
             record: self.record.map(|r| String::from_utf8_lossy(&r.encode()).into_owned()),
+            untouched: self.untouched,
         }
     }
 }
@@ -239,7 +252,8 @@ impl Told {
             None => None,
         };
         let sent = Sent { uuid: uuid(&self.uuid)?, ctransid: Generation(self.transid) };
-        Ok(Some(Entry { name, read_only: self.read_only, sent, received, record }))
+        let (read_only, untouched) = (self.read_only, self.untouched);
+        Ok(Some(Entry { name, read_only, sent, received, record, untouched }))
     }
 }
 
@@ -293,6 +307,7 @@ fn held(name: Name, entries: &[&Entry]) -> Held {
         (Some(Entry { read_only: false, received: Some(sent), .. }), None) => {
             State::Part { sent: *sent, parent: Parent::Any }
         }
+        (Some(Entry { read_only: false, untouched: true, .. }), None) => State::Begun,
         _ => State::Foreign,
     };
     let checkpoints = checkpoints.iter().map(|entry| entry.name.clone()).collect();
@@ -318,7 +333,8 @@ mod tests {
 
     fn entry(name: &[u8]) -> Entry {
         let name = name.to_vec();
-        Entry { name, read_only: true, sent: sent(1), received: Some(sent(2)), record: None }
+        let received = Some(sent(2));
+        Entry { name, read_only: true, sent: sent(1), received, record: None, untouched: true }
     }
 
     const MONDAY: &[u8] = b"h\xfc.20261123T040000Z";
@@ -354,6 +370,9 @@ mod tests {
         assert_eq!(state(&[Entry { name: checkpoint.clone(), ..part.clone() }]), goes_on);
         let sealing = Entry { read_only: false, ..whole.clone() };
         assert_eq!(state(&[sealing]), State::Part { sent: sent(2), parent: Parent::Any });
+        let begun = Entry { read_only: false, received: None, ..whole.clone() };
+        assert_eq!(state(&[Entry { untouched: false, ..begun.clone() }]), State::Foreign);
+        assert_eq!(state(&[begun]), State::Begun);
         assert_eq!(state(&[Entry { received: None, ..whole.clone() }]), State::Foreign);
         let left = received(&[whole, Entry { name: checkpoint.clone(), ..part }], b"h\xfc");
         assert_eq!(left[0].state, State::Complete(sent(2)));

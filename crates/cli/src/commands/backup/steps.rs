@@ -149,7 +149,7 @@ impl Run<'_> {
                         sides.others.push(held);
                     }
                 }
-                State::Part { .. } => sides.others.push(held),
+                State::Part { .. } | State::Begun => sides.others.push(held),
                 State::Foreign => {
                     self.leave_alone(&held.name, "was not received by a backup");
                     sides.others.push(held);
@@ -192,10 +192,7 @@ impl Run<'_> {
         for held in &sides.others {
             self.interrupt.check()?;
             let State::Part { sent, parent } = held.state else {
-                let complete = matches!(held.state, State::Complete(_));
-                if complete && !held.checkpoints.is_empty() && !self.wish.dry_run {
-                    self.target.delete(&held.checkpoints)?;
-                }
+                self.clean_up(held)?;
                 continue;
             };
             let shown = print::name(&held.name.bytes());
@@ -223,6 +220,16 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Deletes what a run that ended early left, and what nothing can go on from.
+    fn clean_up(&mut self, held: &Held) -> anyhow::Result<()> {
+        let left = match held.state {
+            State::Complete(_) => held.checkpoints.clone(),
+            State::Begun => held.everything(),
+            State::Part { .. } | State::Foreign => Vec::new(),
+        };
+        if left.is_empty() || self.wish.dry_run { Ok(()) } else { self.target.delete(&left) }
+    }
+
     /// Finishes what was received in part.
     fn go_on(&mut self, name: &Name, parent: Option<&Name>) -> anyhow::Result<()> {
         let done = self.send_one(name, parent, "Going on with");
@@ -239,7 +246,8 @@ impl Run<'_> {
     fn check_related(&self, sides: &Sides) -> anyhow::Result<()> {
         let related = sides.source.iter().any(|r| sides.common(r.sent.uuid).is_some())
             || sides.others.iter().any(|part| sides.source_of(part).is_some());
-        let parts = sides.others.iter().filter(|h| matches!(h.state, State::Part { .. }));
+        let is_part = |held: &&Held| matches!(held.state, State::Part { .. } | State::Begun);
+        let parts = sides.others.iter().filter(is_part);
         let names = sides.target.iter().map(|(name, _)| name).chain(parts.map(|part| &part.name));
         let Some(last) = names.max().filter(|_| !related && !self.wish.full) else {
             return Ok(());
