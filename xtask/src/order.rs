@@ -294,7 +294,6 @@ pub(crate) const HOUSES: &[House] = &[
             "target",
             "subvolumes",
             "receiving",
-            "streams",
             "files",
             "copy",
             "raw",
@@ -332,6 +331,12 @@ pub(crate) const HOUSES: &[House] = &[
     },
     // What two commands need lies beside the commands, not in one of them.
     House { folder: "crates/cli/src/commands", rooms: Apart },
+    House {
+        folder: "crates/cli/src/commands/backup",
+        rooms: Upwards(&[
+            "place", "held", "flow", "source", "on_mount", "target", "ssh", "table", "steps",
+        ]),
+    },
     House {
         folder: "crates/cli/src/commands/inspect",
         rooms: Upwards(&[

@@ -3,8 +3,8 @@
 //! A backup makes a read-only snapshot of its source, sends it to its target, and prunes both
 //! sides. It may end at any point, by a crash or because the other machine is gone, and is then
 //! started again. So it keeps no state of its own. Each run looks at the snapshots that there are
-//! on both sides, and [`plan`] says what is still to be done. What is done already does not show up
-//! again.
+//! on both sides, and [`plan()`] says what is still to be done. What is done already does not show
+//! up again.
 //!
 //! A snapshot is known by its [`Name`], which has the time in it, and by its uuid. The target's
 //! uuid is another one, and its received uuid is that of the source. Two snapshots are the same if

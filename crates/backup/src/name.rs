@@ -7,7 +7,7 @@
 use crate::calendar::{self, Date};
 
 /// The name of a snapshot. Names on disk are bytes, in any encoding.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     /// What all snapshots of one source have in common.
     pub prefix: Vec<u8>,

@@ -9,6 +9,7 @@ mod common;
 
 use common::{Run, command, is_mounted};
 use larder_simtest::oracle::{Need, enter_private_namespace, need, required, scratch};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -52,13 +53,26 @@ const TEMPLATE: &str = "
     larder umount mnt
 ";
 
+/// `ssh` to another machine, which is this one.
+const SSH: &str = "#!/bin/sh
+while :; do
+    case $1 in
+        -p) shift 2 ;;
+        --) shift; break ;;
+        *) break ;;
+    esac
+done
+shift
+exec sh -c \"$*\"
+";
+
 /// What `btrfs send` wrote elsewhere.
 const STREAM: &[u8] = include_bytes!("../../stream/tests/linux/full.v2");
 
 /// Back to the start. A loop over names keeps it to what there is.
 const RESET: &str = "
     rm -rf rescued yesterday sdb1.img other.img full.img root.img root.tar.zst layout unpacked
-    rm -f container.img
+    rm -rf container.img srv backup.img thesis
     for name in disk old new broken; do cp --sparse=always template.img $name.img; done
 ";
 
@@ -75,6 +89,9 @@ impl Playground {
             .arg(here.path().join("larder"))
             .status();
         assert!(copied.unwrap().success());
+        let ssh = here.path().join("ssh");
+        std::fs::write(&ssh, SSH).unwrap();
+        std::fs::set_permissions(&ssh, PermissionsExt::from_mode(0o755)).unwrap();
         let stream = here.path().join("monday.stream");
         std::fs::write(&stream, STREAM).unwrap();
         std::os::unix::fs::chown(&stream, Some(user), Some(user)).unwrap();
@@ -148,6 +165,7 @@ impl Playground {
             .replace("/dev/sdb1", "sdb1.img")
             .replace("/mnt/rescued", "rescued")
             .replace(" /mnt", " mnt")
+            .replace("/srv/", &format!("{}/srv/", self.path().display()))
             .replace("fallocate -l 8G", "fallocate -l 128M")
             .replace("a.img", "other.img")
     }
@@ -165,8 +183,18 @@ impl Drop for Playground {
 
 /// What the examples presuppose.
 fn preparation(line: &str) -> &'static str {
+    if line.contains("backup.img") && line.contains("mkfs") {
+        "mkdir srv"
+    } else if line.contains("backup.img") {
+        "set -e
+        mkdir srv
+        larder mkfs --size 128M srv/backup.img
+        ln -s srv/backup.img backup.img
+        larder mkdir disk.img:/.snapshots
+        larder subvolume snapshot -r disk.img:/home disk.img:/.snapshots/home.20251118T040000Z
+        larder backup disk.img:/home backup.img:/"
     // A new image, or one that is made over.
-    if line.contains("mkfs") && line.contains("sdb1.img") {
+    } else if line.contains("mkfs") && line.contains("sdb1.img") {
         "truncate -s 128M sdb1.img"
     } else if line.contains("mkfs --nodiscard full.img") {
         "fallocate -l 128M full.img"
@@ -193,7 +221,8 @@ fn document(path: &str) -> String {
 fn in_blocks(document: &str, begin: &str, end: &str) -> Vec<String> {
     let blocks = document.split(begin).skip(1).filter_map(|rest| rest.split(end).next());
     let lines = blocks.flat_map(str::lines).map(|line| line.split(" #").next().unwrap_or_default());
-    lines.map(str::trim).filter(|line| line.starts_with("larder ")).map(str::to_owned).collect()
+    let is_ours = |line: &&str| line.starts_with("larder ") || line.starts_with("ssh nas larder ");
+    lines.map(str::trim).filter(is_ours).map(str::to_owned).collect()
 }
 
 /// Command lines that the README and the manual show, each once.

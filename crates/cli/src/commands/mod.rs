@@ -4,6 +4,7 @@
 //! mount helper and the `btrfs` habit use commands.
 
 mod assets;
+mod backup;
 mod build;
 mod cat;
 pub(crate) mod check;
@@ -36,6 +37,7 @@ use anyhow::Context;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
+    Backup(Box<backup::Args>),
     Build(Box<build::Args>),
     Mkfs(mkfs::Args),
     Mount(mount::Args),
@@ -71,6 +73,7 @@ pub(crate) enum Command {
 /// Runs a subcommand. `whole` makes the definition of the whole command line.
 pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Result<()> {
     match command {
+        Command::Backup(a) => backup::run(&a),
         Command::Build(a) => {
             let map = a.map().map(|(image, picture)| map::Args::of(image, picture));
             map.as_ref().map_or(Ok(false), map::Args::is_html)?;
