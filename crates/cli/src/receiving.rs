@@ -5,11 +5,11 @@
 //! how it goes on. What the stream does is `larder_receive`'s.
 
 use crate::failure::Advise;
-use crate::image::{Access, Image};
+use crate::image::Image;
 use crate::interrupt::Interrupt;
 use crate::mounted::mounted;
 use crate::print;
-use crate::subvolumes::in_image;
+use crate::subvolumes::in_image_for_stream;
 use crate::target::Target;
 use anyhow::anyhow;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,7 +38,7 @@ pub(crate) fn into_image(
     options: &Options,
     shown: Shown,
 ) -> anyhow::Result<Summary> {
-    in_image(target, Access::Write, |image| {
+    in_image_for_stream(target, |image| {
         let mut to = directory(image, &target.path)?;
         apply(input, &mut to, options, (&Interrupt::watch(), shown))
     })

@@ -6,7 +6,7 @@
 
 use super::dump_items::{Look, key_text};
 use super::{Done, Failed};
-use crate::image::{Access, open_device};
+use crate::image::{Access, as_devices, open_devices};
 use crate::print;
 use crate::raw::{Problems, with_reader};
 use larder_format::items::RootItem;
@@ -112,9 +112,9 @@ pub(super) fn dump(path: &std::path::Path, options: &Options) -> Done {
         let (shown, why) = (print::path(path), super::reason(&e));
         Failed::because(format!("invalid argument {shown}: {why}"))
     })?;
-    let device = open_device(path, Access::Read { force: true })?;
+    let devices = open_devices(path, Access::Read { force: true })?;
     print::line("btrfs-progs v6.14")?;
-    with_reader(device, |reader, problems| {
+    with_reader(as_devices(&devices), |reader, problems| {
         let dump = Dump { reader, problems, look: look(reader, options), options };
         dump.all(tree)
     })?;

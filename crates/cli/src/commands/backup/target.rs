@@ -13,12 +13,9 @@ use larder_fs::FileKind;
 use larder_fuse::{control, subvolumes as on_mount};
 use larder_receive::{MountedDir, Options};
 use std::ffi::OsStr;
-use std::io::BufReader;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Bytes of a stream that are read at a time.
-const BUFFER: usize = 1 << 20;
 /// The caller says what happens.
 const SILENT: Shown = Shown { progress: false, names: false };
 
@@ -60,8 +57,7 @@ impl Target for InImage<'_> {
     fn receive(&mut self, send: &mut Sender<'_>) -> anyhow::Result<()> {
         let mut to = directory(self.image, &self.path)?;
         piped(send, |stream| {
-            let input = BufReader::with_capacity(BUFFER, stream);
-            apply(input, &mut to, &options(), (&self.interrupt, SILENT)).map(drop)
+            apply(stream, &mut to, &options(), (&self.interrupt, SILENT)).map(drop)
         })
     }
 
@@ -94,8 +90,7 @@ impl Target for OnMount {
     fn receive(&mut self, send: &mut Sender<'_>) -> anyhow::Result<()> {
         let mut to = mounted(&self.dir, MountedDir::open)?;
         piped(send, |stream| {
-            let input = BufReader::with_capacity(BUFFER, stream);
-            apply(input, &mut to, &options(), (&self.interrupt, SILENT)).map(drop)
+            apply(stream, &mut to, &options(), (&self.interrupt, SILENT)).map(drop)
         })
     }
 
