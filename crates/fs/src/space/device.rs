@@ -23,8 +23,8 @@ pub(super) struct DeviceSpace {
     pub(super) id: DeviceId,
     uuid: [u8; 16],
     pub(super) size: u64,
-    /// Bytes of the other devices of the file system, and those that no chunk takes of them. Nothing
-    /// is allocated there, so they do not change.
+    /// Bytes of the other devices of the file system, and those that no chunk takes of them.
+    /// Nothing is allocated there, so they do not change.
     pub(super) others: (u64, u64),
     /// First byte and length of every device extent.
     taken: BTreeMap<Physical, u64>,
