@@ -12,7 +12,7 @@ use crate::streams::{self, Named, Wanted};
 use crate::subvolumes::{in_image, root_of};
 use crate::target::{Place, Target};
 use anyhow::Context;
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 use larder_send::{Options, Summary};
 use larder_stream::{Protocol, StreamWriter};
 use std::ffi::OsString;
@@ -81,6 +81,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let summary = match sources(args)? {
         Sources::Image(targets) => from_image(args, &targets, options, protocol, &bar)?,
         Sources::Mount(paths) => {
+            // Only the daemon knows how many entries there are.
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+                bar.set_style(style);
+            }
             let mut watch = |bytes| bar.set_message(crate::size::human(bytes));
             let how = How { protocol, options, joined: false };
             send_on_mount::send(&paths, how, &mut *open_output(args)?, &mut watch)?
