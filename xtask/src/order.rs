@@ -483,6 +483,7 @@ pub(crate) const HOUSES: &[House] = &[
             "manager",
             "above",
             "early_flush",
+            "superblocks",
             "ground",
             "barrier",
             "sharing",

@@ -360,10 +360,6 @@ impl Superblock {
         if flags.contains(SuperFlags::ERROR) {
             why.push("it is marked as having met an error".into());
         }
-        let devices = self.num_devices.get();
-        if devices > 1 {
-            why.push(format!("it spans {devices} devices, which Larder reads, but does not write"));
-        }
         if flags.contains(SuperFlags::SEEDING) {
             why.push("it is a seed device".into());
         }

@@ -157,10 +157,6 @@ fn what_is_supported_and_why_not() {
     ] {
         refused(add(bit), name);
     }
-    match support(|s| s.num_devices.set(3)) {
-        Support::ReadOnly { why } => assert!(why.contains("it spans 3 devices"), "{why}"),
-        other => panic!("{other:?}"),
-    }
     for flag in [SuperFlags::METADUMP, SuperFlags::METADUMP_V2] {
         match support(|s| s.set_super_flags(flag)) {
             Support::MetadataOnly { why } => assert!(why.contains("metadata dump"), "{why}"),

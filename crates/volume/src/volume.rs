@@ -1,34 +1,28 @@
 //! The volume: logical addresses in, transfers on devices out.
 //!
-//! A write goes to all copies, however many there are, and fails when one of them fails: a block
-//! that is missing in one place would be missed only when the other copy has gone, too.
-//!
 //! A read names its copy. The layers above know the checksums, so they alone can tell a good copy
 //! from a bad one; they ask for the next, and [`Volume::write_one_copy`] writes the good one over
 //! the bad one. A copy is a way to read: with parity the copies behind the first are what the rest
 //! of the row says (`parity`), so those layers need not know of it.
 //!
-//! Reading knows all profiles. Writing knows those on one device so far; what opens a volume to
-//! write asks [`Volume::may_be_written`] first.
+//! Reading knows all profiles. Writing (`write`) knows those without parity so far; what opens a
+//! volume to write asks [`Volume::may_be_written`] first.
 
 #[cfg(test)]
 mod tests;
+mod write;
 
 use crate::assembly::Assembly;
-use crate::device::{Device, Write};
+use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{ChunkMap, Located, MappedChunk, Stripe, Way};
 use crate::parity;
-use crate::superblock::{self, SuperCopies};
-use larder_format::items::Profile;
 use larder_format::items::chunk::parse_sys_array;
-use larder_format::superblock::Superblock;
 use larder_format::{DeviceId, Logical, Physical};
 use smallvec::SmallVec;
-use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Counters of a device, and what callers see of them.
 macro_rules! counters {
@@ -61,8 +55,12 @@ counters! {
 struct Member {
     id: DeviceId,
     device: Arc<dyn Device>,
-    /// It was away while others were written, perhaps (`assembly`).
-    stale: bool,
+    /// So many commits did not reach it. It was away meanwhile, or a power cut came between its
+    /// superblock and the others' (`assembly`).
+    behind: u64,
+    /// A write or flush of it has failed, and nothing is written to it any more. What it has may be
+    /// older than what the others have.
+    failed: AtomicBool,
     counters: Counters,
 }
 
@@ -86,7 +84,7 @@ pub struct Volume {
     /// Chunks may lie on devices that are missing.
     degraded: bool,
     /// Not all copies are worth the same.
-    uneven: bool,
+    uneven: AtomicBool,
     /// Bytes whose writing has completed, on all devices, and how many of those had when the last
     /// flush began that succeeded.
     completed: AtomicU64,
@@ -111,13 +109,19 @@ impl Volume {
         }
         let members = devices
             .into_iter()
-            .map(|(id, device)| Member { id, device, stale: false, counters: Counters::default() })
+            .map(|(id, device)| Member {
+                id,
+                device,
+                behind: 0,
+                failed: AtomicBool::new(false),
+                counters: Counters::default(),
+            })
             .collect();
         Ok(Self {
             members,
             map: ChunkMap::new(),
             degraded: false,
-            uneven: false,
+            uneven: AtomicBool::new(false),
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
@@ -140,14 +144,18 @@ impl Volume {
     /// [`VolumeError::Corrupt`] for system chunks that cannot be right, or lie on a device that is
     /// not there.
     pub fn open(found: Assembly, degraded: bool) -> VolumeResult<Self> {
-        let stale: Vec<DeviceId> = found.stale().map(|f| f.id).collect();
+        let newest = found.superblock.generation();
+        let behind: Vec<(DeviceId, u64)> =
+            found.stale().map(|f| (f.id, newest.0 - f.generation.0)).collect();
         let devices = found.devices.into_iter().map(|f| (f.id, f.device)).collect();
         let mut volume = Self::new(devices)?;
         for member in &mut volume.members {
-            member.stale = stale.contains(&member.id);
+            let found = behind.iter().find(|(id, _)| *id == member.id);
+            member.behind = found.map_or(0, |(_, commits)| *commits);
         }
         let incomplete = (volume.members.len() as u64) < found.superblock.num_devices();
-        (volume.degraded, volume.uneven) = (degraded, incomplete || !stale.is_empty());
+        volume.degraded = degraded;
+        volume.uneven = AtomicBool::new(incomplete || !behind.is_empty());
         let name = volume.members[0].device.name();
         let chunks = parse_sys_array(found.superblock.sys_chunk_bytes())
             .map_err(|e| VolumeError::Corrupt { device: name, what: e.to_string() })?;
@@ -214,19 +222,30 @@ impl Volume {
         self.members.iter().any(|m| m.device.is_read_only())
     }
 
-    /// Refuses by name what can be read, but not yet written: several devices, and profiles for
-    /// several devices. For callers that are going to write, when all chunks have been added.
+    /// Refuses by name what can be read, but not yet written: chunks with parity, and file systems
+    /// of which devices are missing or were away. For callers that are going to write, when all
+    /// chunks have been added. `count`: devices that the file system has.
     ///
     /// # Errors
     /// [`VolumeError::Unsupported`].
-    pub fn may_be_written(&self) -> VolumeResult<()> {
+    pub fn may_be_written(&self, count: u64) -> VolumeResult<()> {
         let unsupported = |device: String, what| Err(VolumeError::Unsupported { device, what });
-        if self.members.len() > 1 {
-            let what = format!("{} devices can only be read so far", self.members.len());
+        let missing = count.saturating_sub(self.members.len() as u64);
+        if missing > 0 {
+            let what = format!("{missing} of its {count} devices are missing: it can only be read");
             return unsupported("file system".into(), what);
         }
-        let single = |c: &MappedChunk| matches!(c.profile(), Profile::Single | Profile::Dup);
-        match self.map.chunks().into_iter().find(|c| !single(c)) {
+        // A power cut between two superblocks leaves one commit between devices.
+        if let Some(away) = self.members.iter().find(|m| m.behind > 1) {
+            let what = format!(
+                "it was away during {} commits of the other devices, so the file system can only \
+                    be read",
+                away.behind
+            );
+            return unsupported(away.device.name(), what);
+        }
+        let has_parity = |c: &MappedChunk| c.profile().parity() > 0;
+        match self.map.chunks().into_iter().find(has_parity) {
             None => Ok(()),
             Some(chunk) => {
                 let (at, profile) = (chunk.start, chunk.profile().name());
@@ -234,6 +253,11 @@ impl Volume {
                 unsupported(self.members[0].device.name(), what)
             }
         }
+    }
+
+    /// Devices that have failed and are not written any more.
+    pub fn failed(&self) -> Vec<DeviceId> {
+        self.members.iter().filter(|m| m.has_failed()).map(|m| m.id).collect()
     }
 
     /// A chunk of which nothing can be read in some place, because too many of its devices are
@@ -355,7 +379,7 @@ impl Volume {
 
     /// The way that a copy is: the best ones come first.
     fn way_of(&self, at: Logical, found: &Located, copy: usize) -> usize {
-        if !self.uneven {
+        if !self.uneven.load(Relaxed) {
             return copy;
         }
         let mut ways: SmallVec<[(Worth, usize); 8]> =
@@ -367,7 +391,7 @@ impl Volume {
     fn worth(&self, at: Logical, found: &Located, way: usize) -> Worth {
         let of = |stripe: &Stripe| match self.member(stripe.device) {
             None => Worth::Missing,
-            Some(member) if member.stale => Worth::Stale,
+            Some(member) if member.behind > 0 || member.has_failed() => Worth::Stale,
             Some(_) => Worth::Current,
         };
         if let Some(stripe) = found.stripes.get(way) {
@@ -404,107 +428,6 @@ impl Volume {
         })
     }
 
-    /// Writes `data` to all copies.
-    ///
-    /// # Errors
-    /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when a
-    /// device fails, for whichever copy: any part of any copy may have been written.
-    pub fn write(&self, at: Logical, data: &[u8]) -> VolumeResult<()> {
-        let (mut at, mut rest) = (at, data);
-        while !rest.is_empty() {
-            let found = self.map.lookup(at, rest.len() as u64)?;
-            without_parity(&found, at)?;
-            let (piece, more) = rest.split_at(usize_from(found.len));
-            for stripe in found.stripes {
-                self.write_stripe(stripe, piece)?;
-            }
-            (at, rest) = (at.plus(found.len), more);
-        }
-        Ok(())
-    }
-
-    /// Writes several buffers that lie behind each other, beginning at `at`, to all copies: one
-    /// transfer per copy where they lie in one chunk.
-    ///
-    /// # Errors
-    /// As [`Volume::write`].
-    pub fn write_vectored(&self, at: Logical, data: &[IoSlice<'_>]) -> VolumeResult<()> {
-        let len = data.iter().map(|d| d.len() as u64).sum::<u64>();
-        if len == 0 {
-            return Ok(());
-        }
-        let found = self.map.lookup(at, len)?;
-        if found.len < len {
-            let mut at = at;
-            for d in data {
-                self.write(at, d)?;
-                at = at.plus(d.len() as u64);
-            }
-            return Ok(());
-        }
-        without_parity(&found, at)?;
-        for stripe in found.stripes {
-            let member = self.member_of(stripe)?;
-            member.counters.writes.fetch_add(1, Relaxed);
-            member.counters.written_bytes.fetch_add(len, Relaxed);
-            member.device.write_vectored_at(stripe.at, data).map_err(|e| {
-                member.counters.write_errors.fetch_add(1, Relaxed);
-                member.error("write", stripe.at, len, e)
-            })?;
-            self.completed.fetch_add(len, Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Writes several ranges that do not touch each other to all copies, all in flight together. A
-    /// result for each, as of [`Volume::write_vectored`].
-    pub fn write_batch(&self, writes: &[(Logical, &[IoSlice<'_>])]) -> Vec<VolumeResult<()>> {
-        let mut results: Vec<VolumeResult<()>> = writes.iter().map(|_| Ok(())).collect();
-        let mut stripes = Vec::with_capacity(2 * writes.len());
-        for (n, (at, data)) in writes.iter().enumerate() {
-            let len = data.iter().map(|d| d.len() as u64).sum::<u64>();
-            match self.map.lookup(*at, len.max(1)) {
-                // Out of one chunk into the next, which is rare.
-                Ok(found) if found.len < len => results[n] = self.write_vectored(*at, data),
-                Ok(found) if len > 0 => {
-                    if let Err(e) = without_parity(&found, *at) {
-                        results[n] = Err(e);
-                        continue;
-                    }
-                    for stripe in found.stripes {
-                        match self.member_of(stripe) {
-                            Ok(_) => stripes.push((stripe, n)),
-                            Err(e) => results[n] = Err(e),
-                        }
-                    }
-                }
-                Ok(_) => {}
-                Err(e) => results[n] = Err(e),
-            }
-        }
-        for member in &self.members {
-            let here = || stripes.iter().filter(|(stripe, _)| stripe.device == member.id);
-            let batch: Vec<Write<'_>> =
-                here().map(|(stripe, n)| Write { at: stripe.at, data: writes[*n].1 }).collect();
-            if batch.is_empty() {
-                continue;
-            }
-            let ended = member.device.write_batch(&batch);
-            for (((_, n), write), result) in here().zip(&batch).zip(ended) {
-                member.counters.writes.fetch_add(1, Relaxed);
-                member.counters.written_bytes.fetch_add(write.len(), Relaxed);
-                match result {
-                    Ok(()) => _ = self.completed.fetch_add(write.len(), Relaxed),
-                    Err(e) => {
-                        member.counters.write_errors.fetch_add(1, Relaxed);
-                        results[*n] = Err(member.error("write", write.at, write.len(), e));
-                    }
-                }
-            }
-        }
-        results
-    }
-
     /// Writes `data` over one copy, to repair it from another.
     ///
     /// # Errors
@@ -533,27 +456,6 @@ impl Volume {
         }
     }
 
-    /// Makes every write durable that had completed when the call began, on all devices.
-    ///
-    /// # Errors
-    /// The first device's error, after every device was flushed. A failed flush is final
-    /// ([`Device::flush`]).
-    pub fn flush(&self) -> VolumeResult<()> {
-        let completed = self.completed.load(Relaxed);
-        let mut result = Ok(());
-        for m in &self.members {
-            m.counters.flushes.fetch_add(1, Relaxed);
-            if let Err(e) = m.device.flush() {
-                m.counters.flush_errors.fetch_add(1, Relaxed);
-                result = result.and(Err(m.error("flush", Physical(0), m.device.size(), e)));
-            }
-        }
-        if result.is_ok() {
-            self.flushed.fetch_max(completed, Relaxed);
-        }
-        result
-    }
-
     /// About how many bytes have been written that no flush has made durable yet, superblocks
     /// aside. The next flush waits for that much: many devices, and every file, begin to write it
     /// only then.
@@ -562,29 +464,6 @@ impl Volume {
         // In this order: the other way round a flush could come in between.
         let flushed = self.flushed.load(Relaxed);
         self.completed.load(Relaxed).saturating_sub(flushed)
-    }
-
-    /// Writes the superblock to the device that it describes. Not durable before a flush.
-    ///
-    /// # Errors
-    /// [`VolumeError::Io`] when the device fails; [`VolumeError::Corrupt`] when it is none of this
-    /// volume's.
-    pub fn write_superblocks(
-        &self,
-        superblock: &Superblock,
-        which: SuperCopies,
-    ) -> VolumeResult<()> {
-        let id = superblock.device_id();
-        let member = self.member_of(Stripe { device: id, at: Physical(0) })?;
-        let copies = match which {
-            SuperCopies::Primary => 1,
-            SuperCopies::All => superblock::copies_within(member.device.size()).count() as u64,
-        };
-        member.counters.writes.fetch_add(copies, Relaxed);
-        member.counters.written_bytes.fetch_add(copies * larder_format::SUPER_SIZE as u64, Relaxed);
-        superblock::write_superblocks(&*member.device, superblock, which).inspect_err(|_| {
-            member.counters.write_errors.fetch_add(1, Relaxed);
-        })
     }
 
     /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock
@@ -681,6 +560,10 @@ impl Volume {
 }
 
 impl Member {
+    fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+
     fn error(
         &self,
         op: &'static str,

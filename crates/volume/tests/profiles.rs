@@ -40,11 +40,14 @@ impl Device for Memory {
         Ok(())
     }
     fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::Error::other("lost"));
+        }
         self.bytes.lock().unwrap()[at.0 as usize..][..data.len()].copy_from_slice(data);
         Ok(())
     }
     fn flush(&self) -> io::Result<()> {
-        Ok(())
+        if self.fails.load(Ordering::Relaxed) { Err(io::Error::other("lost")) } else { Ok(()) }
     }
 }
 
@@ -246,17 +249,84 @@ fn what_is_stale_is_not_asked_first() {
     }
 }
 
+/// Writes other data everywhere, in buffers that fit no element.
+fn write_anew(case: &mut Case) -> Result<(), larder_volume::VolumeError> {
+    fastrand::Rng::with_seed(7).fill(&mut case.data);
+    let (one, two) = case.data.split_at(K64 / 2 + 512);
+    let halves: Vec<io::IoSlice<'_>> = one.chunks(4096).map(io::IoSlice::new).collect();
+    let rest = [io::IoSlice::new(two)];
+    let at = START.plus(one.len() as u64);
+    case.volume.write_batch(&[(START, &halves), (at, &rest)]).into_iter().collect()
+}
+
+#[test]
+fn every_device_gets_its_part() {
+    for mut case in cases().filter(|case| case.profile.parity() == 0) {
+        write_anew(&mut case).unwrap();
+        for (n, device) in case.devices.iter().enumerate() {
+            let mut back = vec![0; K64];
+            for row in 0..2 {
+                device.read_at(Physical(PLACE + (row * K64) as u64), &mut back).unwrap();
+                assert!(back == case.stored(row, n), "{} {n} {row}", case.profile.name());
+            }
+        }
+        case.volume.flush().unwrap();
+        assert_eq!(case.volume.failed(), []);
+    }
+}
+
+#[test]
+fn writing_goes_on_without_as_many_devices_as_tolerated() {
+    let written = || cases().filter(|c| c.profile.parity() == 0 && c.profile != Profile::Dup);
+    for stripes in 1..=4 {
+        for lost in sets(stripes) {
+            for mut case in written().filter(|c| c.devices.len() == stripes) {
+                let name = format!("{} of {stripes} without {lost:?}", case.profile.name());
+                case.lose(&lost);
+                let gone = |n: &usize| lost.contains(n);
+                let pairs = (0..stripes / 2).any(|i| gone(&(2 * i)) && gone(&(2 * i + 1)));
+                let good = match case.profile {
+                    Profile::Raid10 => !pairs,
+                    _ => lost.len() <= usize::from(case.profile.tolerated_losses()),
+                };
+                let wrote = write_anew(&mut case);
+                assert_eq!(wrote.is_ok(), good, "{name}: {wrote:?}");
+                assert_eq!(case.volume.flush().is_ok(), good, "{name}");
+                if !good {
+                    assert_eq!(case.volume.failed(), [], "{name}");
+                    continue;
+                }
+                let failed: Vec<usize> =
+                    case.volume.failed().iter().map(|id| id.0 as usize - 1).collect();
+                assert_eq!(failed, lost, "{name}");
+                // It answers again, with what it had before. It is not believed, and not written.
+                case.lose(&[]);
+                assert!(case.first_copies_are_right(&case.volume), "{name}");
+                case.data.fill(1);
+                case.volume.write(START, &case.data).unwrap();
+                assert!(case.first_copies_are_right(&case.volume), "{name}");
+                for n in &lost {
+                    let mut back = vec![0; K64];
+                    case.devices[*n].read_at(Physical(PLACE), &mut back).unwrap();
+                    assert!(back != case.stored(0, *n), "{name}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_has_parity_is_not_written() {
     let case = Case::new(Profile::Raid5, 3, 1);
     let (data, slices) = ([0; 4096], [io::IoSlice::new(&[0; 4096])]);
-    assert!(case.volume.may_be_written().is_err());
     assert!(case.volume.write(START, &data).is_err());
     assert!(case.volume.write_vectored(START, &slices).is_err());
     assert!(case.volume.write_batch(&[(START, &slices)])[0].is_err());
     assert!(case.volume.discard(START, 4096).is_err());
     assert!(case.is_readable());
-    let refused = Case::new(Profile::Raid0, 1, 1).volume.may_be_written().unwrap_err();
-    assert!(refused.to_string().contains("raid0, which can only be read"), "{refused}");
-    Case::new(Profile::Single, 1, 1).volume.may_be_written().unwrap();
+    let refused = case.volume.may_be_written(3).unwrap_err();
+    assert!(refused.to_string().contains("raid5, which can only be read"), "{refused}");
+    Case::new(Profile::Raid0, 1, 1).volume.may_be_written(1).unwrap();
+    let refused = Case::new(Profile::Raid1, 2, 1).volume.may_be_written(3).unwrap_err();
+    assert!(refused.to_string().contains("1 of its 3 devices are missing"), "{refused}");
 }

@@ -7,11 +7,11 @@
 
 use crate::api::{MissingDevice, StaleDevice};
 use crate::error::{Error, Place, Result};
+use crate::space::device_items;
 use crate::tree::Version;
-use larder_format::{DevItem, DeviceId, Key, KeyType, ObjectId, Superblock};
+use larder_format::{DevItem, DeviceId, ObjectId, Superblock};
 use larder_volume::{Assembly, Found, Volume, VolumeError};
 use uuid::Uuid;
-use zerocopy::FromBytes;
 
 /// What superblocks and devices say; the chunk tree has not been read yet.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Members {
         if !self.are_several() {
             return Ok(Vec::new());
         }
-        let items = items(chunks)?;
+        let items = device_items(chunks)?;
         if items.len() as u64 != self.count {
             let what = format!(
                 "the superblock counts {} devices, but the chunk tree has {}",
@@ -139,18 +139,6 @@ fn is_member(found: &Found, item: Option<&DevItem>, sb: &Superblock) -> Result<(
         Some(_) => return Ok(()),
     };
     Err(VolumeError::Corrupt { device: found.device.name(), what }.into())
-}
-
-fn items(chunks: &Version) -> Result<Vec<DevItem>> {
-    let key = |offset| Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, offset);
-    let mut items = Vec::new();
-    chunks.scan(&key(0), &key(u64::MAX), |item| {
-        let place = Place::item(ObjectId::CHUNK_TREE, item.key);
-        let parsed = DevItem::read_from_bytes(item.data());
-        items.push(parsed.map_err(|_| Error::corrupt(place, "a device item of a wrong size"))?);
-        Ok(true)
-    })?;
-    Ok(items)
 }
 
 /// A list of names, and the verb.

@@ -17,7 +17,9 @@ use crate::space::Pinned;
 use crate::space::alloc::Allocator;
 use crate::space::chunks::mapped;
 use crate::transaction::early_flush::Flushes;
-use crate::transaction::{Ground, SuperblockWritten, Transactions, find_root, root_pointer};
+use crate::transaction::{
+    Ground, SuperblockWritten, Superblocks, Transactions, find_root, root_pointer,
+};
 use crate::tree::{
     BlockReader, Epoch, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,
 };
@@ -230,12 +232,15 @@ impl Core {
         let missing_devices = trees.map_chunks(&volume, &sb, &members)?;
         let roots = trees.load(&sb)?;
         if read_only.is_none() {
-            volume.may_be_written()?;
+            let refused = |why| format!("{why}; it can be opened read-only (-o ro)");
+            let may = volume.may_be_written(sb.num_devices());
+            may.map_err(|why| Error::Unsupported(refused(why)))?;
             check_finished(device, &roots, &epochs.enter())?;
         }
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
-        let superblock_written = SuperblockWritten { generation, superblock: sb.clone() };
+        let superblocks = Superblocks::new(sb.clone(), &roots.chunk.version(epochs.enter()))?;
+        let superblock_written = SuperblockWritten { generation, superblocks };
         let flushes = Flushes::new(volume.clone(), options.tuning.early_flush_bytes);
         Ok(Self::on_ground(Ground {
             csum,

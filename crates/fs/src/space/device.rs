@@ -65,7 +65,10 @@ impl DeviceSpace {
             (roots.chunk.version(epoch.clone()), roots.dev.version(epoch.clone()));
         let mut devices = BTreeMap::new();
         if sb.num_devices.get() > 1 {
-            devices = read_devices(&chunk_tree, is_here)?;
+            for item in device_items(&chunk_tree)? {
+                let id = DeviceId(item.devid.get());
+                devices.insert(id, OneDevice::new(&item, is_here(id)));
+            }
         }
         // What the superblock says of its own device holds.
         let id = sb.device_id();
@@ -248,21 +251,20 @@ impl OneDevice {
     }
 }
 
-fn read_devices(
-    chunks: &Version,
-    is_here: &dyn Fn(DeviceId) -> bool,
-) -> Result<BTreeMap<DeviceId, OneDevice>> {
-    let mut devices = BTreeMap::new();
+/// The items of devices in the tree of chunks.
+///
+/// # Errors
+/// Reading; `Corrupt` for an item of a wrong size.
+pub(crate) fn device_items(chunks: &Version) -> Result<Vec<DevItem>> {
+    let mut items = Vec::new();
     let (from, to) = all(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM);
-    chunks.scan(&from, &to, |found| {
-        let place = Place::item(ObjectId::CHUNK_TREE, found.key);
-        let item = DevItem::read_from_bytes(found.data());
-        let item = item.map_err(|_| Error::corrupt(place, "a device item of a wrong size"))?;
-        let id = DeviceId(item.devid.get());
-        devices.insert(id, OneDevice::new(&item, is_here(id)));
+    chunks.scan(&from, &to, |item| {
+        let place = Place::item(ObjectId::CHUNK_TREE, item.key);
+        let parsed = DevItem::read_from_bytes(item.data());
+        items.push(parsed.map_err(|_| Error::corrupt(place, "a device item of a wrong size"))?);
         Ok(true)
     })?;
-    Ok(devices)
+    Ok(items)
 }
 
 fn read_chunks(chunks: &Version) -> Result<BTreeMap<Logical, Chunk>> {

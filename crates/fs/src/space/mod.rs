@@ -44,6 +44,7 @@ mod tests;
 pub(crate) mod trim;
 pub(crate) mod usage;
 
+pub(crate) use device::device_items;
 pub(crate) use kind::SpaceKind;
 pub(crate) use run::Pinned;
 pub(crate) use run::{Run, RunJoiner};

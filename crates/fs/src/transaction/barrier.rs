@@ -11,10 +11,10 @@
 //! A flush counts as good only if no early flush failed beside it: see [`super::early_flush`].
 
 use crate::error::{Error, Result};
-use crate::transaction::{Ground, SuperblockWritten};
+use crate::transaction::{Ground, SuperblockWritten, Superblocks};
 use crate::tree::Pointer;
-use larder_format::{Generation, Superblock};
-use larder_volume::superblock::{SuperCopies, write_superblocks};
+use larder_format::Generation;
+use larder_volume::superblock::SuperCopies;
 use zerocopy::little_endian::U64;
 
 impl Ground {
@@ -32,25 +32,23 @@ impl Ground {
     pub(super) fn write_superblocks(
         &self,
         generation: Generation,
-        superblock: Box<Superblock>,
+        superblocks: Superblocks,
     ) -> Result<()> {
         // A log's superblock is of the transaction before, so it is never written after this one.
         let mut written = self.superblock_written.lock();
-        self.flush_around(&superblock)?;
-        *written = SuperblockWritten { generation, superblock };
+        self.flush_around(&superblocks)?;
+        *written = SuperblockWritten { generation, superblocks };
         Ok(())
     }
 
-    fn flush_around(&self, superblock: &Superblock) -> Result<()> {
+    fn flush_around(&self, superblocks: &Superblocks) -> Result<()> {
         let tuning = &self.options.tuning;
         let which =
             if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
         let write = || -> Result<()> {
-            for (_, device) in self.volume.devices() {
-                let done = write_superblocks(device.as_ref(), superblock, which);
-                if !fault!(tuning, IgnoreWriteErrors) {
-                    done?;
-                }
+            let done = self.volume.write_superblocks(&|id| superblocks.of(id), which);
+            if !fault!(tuning, IgnoreWriteErrors) {
+                done?;
             }
             Ok(())
         };
@@ -87,17 +85,17 @@ impl Ground {
         if written.generation >= generation {
             return Ok(false);
         }
-        let mut sb = written.superblock.clone();
-        let follows = sb.generation.get() + 1 == generation.0;
+        let before = &written.superblocks;
+        let follows = before.common.generation.get() + 1 == generation.0;
         assert!(
             follows || fault!(self.options.tuning, LogEarlySuper),
             "a log hangs on the superblock before it"
         );
-        sb.log_root = U64::new(root.at.0);
-        sb.log_root_level = root.level;
-        for (_, device) in self.volume.devices() {
-            write_superblocks(device.as_ref(), &sb, SuperCopies::Primary)?;
-        }
+        let superblocks = before.with_log(|superblock| {
+            superblock.log_root = U64::new(root.at.0);
+            superblock.log_root_level = root.level;
+        });
+        self.volume.write_superblocks(&|id| superblocks.of(id), SuperCopies::Primary)?;
         Ok(true)
     }
 }

@@ -50,7 +50,7 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
     delayed?;
     let mut committer = Committer::new(ground, txn.clone());
     committer.fixpoint(&frozen)?;
-    let superblock = committer.superblock()?;
+    let superblocks = committer.superblocks()?;
     let mut roots: Vec<(TreeId, Root)> =
         frozen.iter().map(|f| (f.subvol.id, f.root.clone())).collect();
     roots.extend(ground.roots.all().map(|t| (t.id(), t.root())));
@@ -59,11 +59,11 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
     if let Some(why) = ground.txns.failure() {
         return Err(Error::ReadOnly(Some(why)));
     }
-    ground.write_superblocks(txn.generation, superblock.clone())?;
+    ground.write_superblocks(txn.generation, superblocks.clone())?;
     committer.freed.extend(above.superblock_durable(&txn)?);
     let stats = &ground.txns.stats;
     stats.nodes_written.fetch_add(nodes as u64, Ordering::Relaxed);
-    committer.publish(&frozen, superblock);
+    committer.publish(&frozen, superblocks.common);
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     stats.commit_ns.fetch_add(ns, Ordering::Relaxed);
     stats.commit_max_ns.fetch_max(ns, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use crate::space::alloc::Allocator;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
 use crate::transaction::early_flush::Flushes;
-use crate::transaction::{CommitSource, SubvolumeTree, Transactions, Txn};
+use crate::transaction::{CommitSource, SubvolumeTree, Superblocks, Transactions, Txn};
 use crate::tree::{Epochs, Item, NodeStore, Roots, TreeStats, Version};
 use larder_format::{CsumType, Generation, Key, Superblock};
 use larder_volume::Volume;
@@ -59,7 +59,7 @@ pub(crate) struct Ground {
 #[derive(Debug)]
 pub(crate) struct SuperblockWritten {
     pub(crate) generation: Generation,
-    pub(crate) superblock: Box<Superblock>,
+    pub(crate) superblocks: Superblocks,
 }
 
 /// What has to be kept for the commit because of notes.

@@ -29,6 +29,7 @@ mod root_notes;
 pub(crate) mod running;
 pub(crate) mod sharing;
 mod subvolume_tree;
+mod superblocks;
 pub(crate) mod writeout;
 
 pub(crate) use above::CommitSource;
@@ -40,3 +41,4 @@ pub use root_notes::Received;
 pub(crate) use root_notes::{Link, Progress, RootNotes};
 pub(crate) use running::{Gathered, Txn};
 pub(crate) use subvolume_tree::SubvolumeTree;
+pub(crate) use superblocks::Superblocks;

@@ -6,6 +6,7 @@
 
 use super::loop_device::{LoopDevice, output};
 use super::mount::KernelMount;
+use super::progs::{Report, btrfs_check};
 use super::tool;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -55,6 +56,15 @@ impl DeviceSet {
 
     fn attach(&self) -> Result<Vec<LoopDevice>> {
         self.images.iter().map(|path| LoopDevice::attach(path)).collect()
+    }
+
+    /// What `btrfs check --check-data-csum` says of the whole.
+    ///
+    /// # Errors
+    /// There are no loop devices.
+    pub fn check(&self) -> Result<Report> {
+        let loops = self.attach().context("the devices")?;
+        Ok(btrfs_check(loops[0].path(), true))
     }
 
     /// Mounts the file system.

@@ -4,9 +4,10 @@ use super::*;
 use crate::assembly::Found;
 use crate::file::{FileDevice, OpenMode};
 use larder_format::SUPER_OFFSETS;
+use larder_format::Superblock;
 use smallvec::smallvec;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 
 const MIB: u64 = 1 << 20;
 

@@ -2,6 +2,7 @@
 
 use super::Committer;
 use crate::error::{Error, Place, Result};
+use crate::transaction::Superblocks;
 use crate::tree::Tree;
 use larder_format::Superblock;
 use larder_format::features::{CompatRo, Incompat};
@@ -9,8 +10,14 @@ use std::sync::atomic::Ordering;
 use zerocopy::little_endian::U64;
 
 impl Committer<'_> {
-    /// The superblock of this transaction.
-    pub(super) fn superblock(&self) -> Result<Box<Superblock>> {
+    /// The superblocks of this transaction.
+    pub(super) fn superblocks(&self) -> Result<Superblocks> {
+        let chunks = self.ground.roots.chunk.version(self.ground.epochs.enter());
+        Superblocks::new(self.superblock()?, &chunks)
+    }
+
+    /// That of the device whose item it holds.
+    fn superblock(&self) -> Result<Box<Superblock>> {
         let ground = self.ground;
         let mut sb = ground.superblock.lock().clone();
         let generation = U64::new(self.txn.generation.0);
