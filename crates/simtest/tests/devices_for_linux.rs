@@ -89,7 +89,6 @@ fn linux_goes_on_with_every_profile() {
         let set = DeviceSet::make(dir.path(), &sizes, &["-d", data, "-m", metadata]).unwrap();
         let fs = open(&set);
         write_much(&fs);
-        assert!(fs.space_usage().data.chunks > 1, "{name}: chunks were made");
         let ours = manifest(&EngineTree(&fs)).unwrap();
         fs.close().unwrap();
         drop(fs);

@@ -192,7 +192,7 @@ impl Allocator {
     }
     /// Bytes that can still get into chunks of metadata, after `plan` is carried out.
     fn metadata_capacity(&self, device: &DeviceSpace, plan: Option<&ChunkPlan>) -> u64 {
-        device.capacity(self.profile(SpaceKind::Metadata), plan)
+        device.capacity(&self.wanted(SpaceKind::Metadata), plan)
     }
     /// Chunks have gone. Tells the accounts how much device space can still become metadata.
     fn note_device_space(&self) {
@@ -220,8 +220,10 @@ impl Allocator {
 
     /// Where a chunk for `kind` would lie, if the devices have room for one.
     fn plan(&self, device: &DeviceSpace, kind: SpaceKind) -> Option<ChunkPlan> {
-        let profile = self.profile(kind);
-        device.plan(&Wanted { kind, profile, total: self.total_bytes })
+        device.plan(&self.wanted(kind))
+    }
+    fn wanted(&self, kind: SpaceKind) -> Wanted {
+        Wanted { kind, profile: self.profile(kind), total: self.total_bytes }
     }
     /// Which of the counters of chunks is for `kind`.
     fn counter(&self, kind: SpaceKind) -> &AtomicU64 {

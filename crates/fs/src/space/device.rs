@@ -96,10 +96,9 @@ impl DeviceSpace {
     pub(super) fn unallocated_as(&self, profile: Profile) -> u64 {
         divided(profile, self.present().map(|(_, d)| d.unallocated()).collect())
     }
-    /// Bytes that can still get into chunks of a profile, after `plan` is carried out if there is
-    /// one.
-    pub(super) fn capacity(&self, profile: Profile, plan: Option<&ChunkPlan>) -> u64 {
-        capacity(profile, &self.rooms(plan))
+    /// Bytes that can still get into chunks like this, after `plan` is carried out if there is one.
+    pub(super) fn capacity(&self, wanted: &Wanted, plan: Option<&ChunkPlan>) -> u64 {
+        capacity(wanted, &self.rooms(plan))
     }
     /// What is free on the devices that are there, after `plan` is carried out if there is one.
     fn rooms(&self, plan: Option<&ChunkPlan>) -> Vec<Room> {
