@@ -6,8 +6,8 @@
 //! allows. Everything here is arithmetic on what is taken; nothing is allocated.
 //!
 //! [`capacity`] answers another question: how many bytes can still get into chunks like one, if
-//! they are made one after the other? Promises to metadata and the free space that people see depend
-//! on it, so it never says more than there is.
+//! they are made one after the other? Promises to metadata and the free space that people see
+//! depend on it, so it never says more than there is.
 
 use crate::space::SpaceKind;
 use larder_format::items::{Chunk, Profile};
