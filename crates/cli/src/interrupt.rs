@@ -6,14 +6,22 @@
 //! signal that the process was started to ignore, such as Ctrl-C for a script's background jobs,
 //! stays ignored.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// Has the user asked for the end?
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interrupt(Arc<AtomicUsize>);
+pub(crate) struct Interrupt {
+    /// The signal that has come, or 0.
+    signal: Arc<AtomicUsize>,
+    /// Can be read from once a signal has come. Nobody reads, so it stays that way.
+    bell: Option<Arc<UnixStream>>,
+}
 
 /// The error of work that was ended by a signal.
 #[derive(Debug)]
@@ -30,7 +38,10 @@ impl std::error::Error for Interrupted {}
 impl Interrupt {
     /// From now on signals are left to [`check`](Self::check).
     pub(crate) fn watch() -> Self {
-        let this = Self::default();
+        let mut this = Self::default();
+        let pair = UnixStream::pair().inspect_err(|e| tracing::debug!("no bell: {e}")).ok();
+        let (bell, ring) = pair.unzip();
+        this.bell = bell.map(Arc::new);
         let armed = Arc::new(AtomicBool::new(false));
         let ignored = ignored();
         for signal in [SIGINT, SIGTERM].into_iter().filter(|s| ignored & 1 << (s - 1) == 0) {
@@ -38,9 +49,14 @@ impl Interrupt {
             // In this order: the first signal arms what the second meets.
             let both = flag::register_conditional_default(signal, Arc::clone(&armed))
                 .and_then(|_| flag::register(signal, Arc::clone(&armed)))
-                .and_then(|_| flag::register_usize(signal, Arc::clone(&this.0), number));
+                .and_then(|_| flag::register_usize(signal, Arc::clone(&this.signal), number));
             if let Err(e) = both {
                 tracing::debug!("signal {signal} ends this process at once: {e}");
+            }
+            let rung = ring.as_ref().map(UnixStream::try_clone);
+            if let Some(Ok(ring)) = rung {
+                // Waiting takes longer without it, and sees the signal all the same.
+                let _ = low_level::pipe::register(signal, ring);
             }
         }
         this
@@ -51,16 +67,35 @@ impl Interrupt {
     /// # Errors
     /// A signal has come.
     pub(crate) fn check(&self) -> Result<(), Interrupted> {
-        match i32::try_from(self.0.load(Relaxed)) {
+        match i32::try_from(self.signal.load(Relaxed)) {
             Ok(0) | Err(_) => Ok(()),
             Ok(signal) => Err(Interrupted(signal)),
+        }
+    }
+
+    /// Waits so long, or until a signal comes.
+    ///
+    /// # Errors
+    /// A signal has come.
+    pub(crate) fn wait(&self, time: Duration) -> Result<(), Interrupted> {
+        let end = Instant::now() + time;
+        loop {
+            self.check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            let bell = self.bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN));
+            let mut bell: Vec<PollFd<'_>> = bell.collect();
+            // Whatever ends the call, the loop looks again.
+            let _ = poll(&mut bell, Timespec::try_from(left).ok().as_ref());
         }
     }
 
     /// As if the signal had come.
     #[cfg(test)]
     pub(crate) fn ask(&self, signal: i32) {
-        self.0.store(usize::try_from(signal).unwrap(), Relaxed);
+        self.signal.store(usize::try_from(signal).unwrap(), Relaxed);
     }
 
     pub(crate) fn is_asked(&self) -> bool {

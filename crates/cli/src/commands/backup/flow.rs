@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 
 /// Bytes that are written at once.
 const BUFFER: usize = 256 << 10;
-/// Longest time without a look whether the user wants the end.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Writes a stream to where it is told to.
 pub(super) type Sender<'a> = dyn FnMut(&mut dyn Write) -> anyhow::Result<()> + Send + 'a;
@@ -66,17 +64,9 @@ impl<W: Write> Sink<W> {
     }
 
     /// Waits, but not after a signal.
-    fn pause(&self, mut left: Duration) -> io::Result<()> {
-        loop {
-            // Not the error of its kind: that would be tried again.
-            self.interrupt.check().map_err(|e| io::Error::other(e.to_string()))?;
-            if left.is_zero() {
-                return Ok(());
-            }
-            let part = left.min(PATIENCE);
-            std::thread::sleep(part);
-            left -= part;
-        }
+    fn pause(&self, time: Duration) -> io::Result<()> {
+        // Not the error of its kind: that would be tried again.
+        self.interrupt.wait(time).map_err(|e| io::Error::other(e.to_string()))
     }
 }
 
