@@ -129,12 +129,21 @@ pub(crate) fn time(seconds: i64) -> String {
     )
 }
 
-/// A progress line on a terminal, and nothing elsewhere.
+/// A progress line of entries on a terminal, and nothing elsewhere.
 pub(crate) fn progress() -> ProgressBar {
+    progress_as("{spinner} {pos} entries, {msg} ({elapsed})")
+}
+
+/// A progress line of bytes and their rate on a terminal, and nothing elsewhere.
+pub(crate) fn progress_of_bytes() -> ProgressBar {
+    progress_as("{spinner} {bytes}, {bytes_per_sec} ({elapsed})")
+}
+
+fn progress_as(template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{spinner} {pos} entries, {msg} ({elapsed})");
+    let style = ProgressStyle::with_template(template);
     let bar = ProgressBar::new_spinner();
     if let Ok(style) = style {
         bar.set_style(style);

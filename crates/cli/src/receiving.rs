@@ -12,15 +12,14 @@ use crate::print;
 use crate::subvolumes::in_image_for_stream;
 use crate::target::Target;
 use anyhow::anyhow;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use larder_fs::FileKind;
 use larder_receive::destination::Destination;
 use larder_receive::{
     Error, Failure, ImageDir, MountedDir, Observer, Options, Summary, Taken, receive,
 };
-use std::io::{IsTerminal, Read};
+use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
 
 /// What is shown while a stream is received.
 #[derive(Clone, Copy, Debug)]
@@ -115,16 +114,7 @@ struct Watcher {
 
 impl Watcher {
     fn new(interrupt: Interrupt, shown: Shown) -> Self {
-        let bar = if std::io::stderr().is_terminal() && shown.progress {
-            ProgressBar::new_spinner()
-        } else {
-            ProgressBar::hidden()
-        };
-        let style = ProgressStyle::with_template("{spinner} {bytes}, {bytes_per_sec} ({elapsed})");
-        if let Ok(style) = style {
-            bar.set_style(style);
-        }
-        bar.enable_steady_tick(Duration::from_millis(200));
+        let bar = if shown.progress { print::progress_of_bytes() } else { ProgressBar::hidden() };
         Self { bar, interrupt, names: shown.names, partly: false }
     }
 }

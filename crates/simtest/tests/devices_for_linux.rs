@@ -2,13 +2,16 @@
 //! written, and goes on.
 
 use larder_check::Severity;
+use larder_format::Physical;
 use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions};
 use larder_simtest::oracle::{
     Aspects, DeviceSet, EngineTree, Fixture, Manifest, Need, StdTree, manifest, need, populate,
     scratch,
 };
 use larder_volume::{Device, FileDevice, OpenMode};
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
 const MIB: u64 = 1 << 20;
@@ -75,6 +78,95 @@ fn is_sound(set: &DeviceSet, name: &str) {
     assert!(errors.is_empty(), "{name}: {errors:?}");
     let theirs = set.check().unwrap();
     assert!(theirs.is_clean(), "{name}: {theirs:?}");
+}
+
+/// A device that can be made to fail.
+#[derive(Debug)]
+struct Fragile {
+    device: FileDevice,
+    fails: AtomicBool,
+}
+
+impl Fragile {
+    fn works(&self) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) { Err(io::Error::other("gone")) } else { Ok(()) }
+    }
+}
+
+impl Device for Fragile {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+    fn size(&self) -> u64 {
+        self.device.size()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        self.works()?;
+        self.device.read_at(at, buf)
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+        self.works()?;
+        self.device.write_at(at, data)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.works()?;
+        self.device.flush()
+    }
+}
+
+/// The second of two mirrors fails for good in the midst of the work. Nothing is lost, and the
+/// device is recognised when it comes back.
+#[test]
+fn the_work_goes_on_without_a_mirror() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let sizes = [384 * MIB; 2];
+    let set = DeviceSet::make(dir.path(), &sizes, &["-d", "raid1", "-m", "raid1"]).unwrap();
+    let device = |path| FileDevice::open(path, OpenMode::Write).unwrap();
+    let second =
+        Arc::new(Fragile { device: device(&set.images()[1]), fails: AtomicBool::new(false) });
+    let devices: Vec<Arc<dyn Device>> =
+        vec![Arc::new(device(&set.images()[0])), Arc::clone(&second) as Arc<dyn Device>];
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let fs = Filesystem::open_devices(devices, options).unwrap();
+    let regular = FileKind::Regular;
+    let new =
+        NewInode { kind: regular, perm: 0o644, uid: 1, gid: 2, rdev: 0, target: &[], xattrs: &[] };
+    let before = fs.create(fs.root(), b"before", &new).unwrap().id;
+    fs.write(before, 0, &[1; 100_000]).unwrap();
+    fs.sync().unwrap();
+    second.fails.store(true, Ordering::Relaxed);
+    write_much(&fs);
+    let ours = manifest(&EngineTree(&fs)).unwrap();
+    fs.close().unwrap();
+    drop((fs, second));
+
+    // The first alone has everything, for Linux, too.
+    let rest = DeviceSet::of(set.images()[..1].to_vec());
+    let mount = rest.mount("ro,degraded").unwrap();
+    let linux = manifest(&StdTree::new(mount.path())).unwrap();
+    // Not "clean": the kernel warns of the missing device.
+    mount.unmount().unwrap();
+    assert_eq!(ours.differences(&linux, Aspects::same_image()), []);
+    // With the second one, which is older, what is read is still the newest.
+    let open = |read_only| {
+        let devices = set.images().iter().map(|path| Arc::new(device(path)) as Arc<dyn Device>);
+        let options = OpenOptions { read_only, commit_interval: None, ..OpenOptions::default() };
+        Filesystem::open_devices(devices.collect(), options)
+    };
+    let refused = open(false).unwrap_err().to_string();
+    assert!(refused.contains("it was away during"), "{refused}");
+    let fs = open(true).unwrap();
+    let stale: Vec<u64> = fs.info().stale_devices.iter().map(|s| s.id.0).collect();
+    assert_eq!(stale, [2]);
+    let again = manifest(&EngineTree(&fs)).unwrap();
+    fs.close().unwrap();
+    assert_eq!(ours.differences(&again, Aspects::same_image()), []);
 }
 
 #[test]

@@ -273,12 +273,21 @@ fn at_once<'m, T: Send>(
     }
     thread::scope(|scope| {
         let what = &what;
-        let started: SmallVec<[_; 4]> =
-            others.iter().map(|member| scope.spawn(move || what(member))).collect();
+        let start = |member: &&'m Member| {
+            let member = *member;
+            let thread = thread::Builder::new().name("larder-device".into());
+            // Without a thread it is done afterwards.
+            thread.spawn_scoped(scope, move || what(member)).map_err(|_| member)
+        };
+        let started: SmallVec<[_; 4]> = others.iter().map(start).collect();
         let mut results = SmallVec::from_iter([what(first)]);
         for thread in started {
-            let ended = thread.join();
-            results.push(ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            results.push(match thread {
+                Ok(thread) => {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                }
+                Err(member) => what(member),
+            });
         }
         results
     })

@@ -7,8 +7,8 @@
 use crate::interrupt::Interrupt;
 use crate::print;
 use anyhow::{Context, anyhow};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{self, BufWriter, ErrorKind, IsTerminal, PipeReader, Write};
+use indicatif::ProgressBar;
+use std::io::{self, BufWriter, ErrorKind, PipeReader, Write};
 use std::time::{Duration, Instant};
 
 /// Bytes that are written at once.
@@ -88,16 +88,7 @@ impl<W: Write> Write for Sink<W> {
 
 /// Shows bytes and their rate on a terminal.
 pub(super) fn bar(quiet: bool) -> ProgressBar {
-    if quiet || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new_spinner();
-    let style = ProgressStyle::with_template("{spinner} {bytes}, {bytes_per_sec} ({elapsed})");
-    if let Ok(style) = style {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
+    if quiet { ProgressBar::hidden() } else { print::progress_of_bytes() }
 }
 
 /// Sends on a thread of its own, into a pipe from which `receive` reads.
