@@ -62,7 +62,7 @@ pub(super) fn serve(
     let sandbox = helper.is_some().then(sandbox::enter);
 
     let (fs, mounted) =
-        match open_and_mount(&devices, args, wishes, &image, mountpoint, helper.as_ref()) {
+        match open_and_mount(devices, args, wishes, &image, mountpoint, helper.as_ref()) {
             Ok(both) => both,
             Err(e) => {
                 start_lock.into_iter().for_each(StartLock::leave);
@@ -128,9 +128,10 @@ fn spawn_helper(
         .could_not_run()
 }
 
-/// Reads the image for the first time, and mounts it.
+/// Reads the image for the first time, and mounts it. Only the file system keeps the devices: the
+/// image is free again as soon as that is closed.
 fn open_and_mount(
-    devices: &[Arc<FileDevice>],
+    devices: Vec<Arc<FileDevice>>,
     args: &Args,
     wishes: &MountWishes,
     image: &Path,
@@ -153,7 +154,7 @@ fn open_and_mount(
         tuning: wishes.tuning.clone(),
     };
     let name = args.source().display().to_string();
-    let opened = Filesystem::open_devices(as_devices(devices), options);
+    let opened = Filesystem::open_devices(as_devices(&devices), options);
     let fs = advise_content(advise_filesystem(opened, &name), &*devices[0])?;
     note_devices(&name, &fs.info());
     if fs.info().has_unreplayed_log {
