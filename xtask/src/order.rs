@@ -361,6 +361,7 @@ pub(crate) const HOUSES: &[House] = &[
             "units",
             "interrupt",
             "measure",
+            "spread",
             "case",
             "fsync",
             "bonnie",
