@@ -87,6 +87,13 @@ impl MappedChunk {
         Layout::new(self.profile(), self.stripes.len(), self.length)
     }
 
+    /// Elements of data that share their parity; 1 where nothing does.
+    #[must_use]
+    pub fn parity_columns(&self) -> u64 {
+        let layout = self.layout();
+        if layout.has_parity() { layout.columns() as u64 } else { 1 }
+    }
+
     /// Bytes that each stripe takes on its device.
     #[must_use]
     pub fn stripe_bytes(&self) -> u64 {
