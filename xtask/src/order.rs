@@ -463,6 +463,7 @@ pub(crate) const HOUSES: &[House] = &[
             "free_space_tree",
             "csum_tree",
             "free_index",
+            "stripes",
             "chunks",
             "device",
             "reserve",

@@ -5,9 +5,10 @@
 //! the bad one. A copy is a way to read: with parity the copies behind the first are what the rest
 //! of the row says (`parity`), so those layers need not know of it.
 //!
-//! Reading knows all profiles. Writing (`write`) knows those without parity so far; what opens a
+//! Writing (`write`) goes to all copies; `rows` makes the parity of what is written. What opens a
 //! volume to write asks [`Volume::may_be_written`] first.
 
+mod rows;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -15,10 +16,11 @@ mod write;
 use crate::assembly::Assembly;
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
-use crate::map::{ChunkMap, Located, MappedChunk, Stripe, Way};
+use crate::map::{ChunkMap, Located, MappedChunk, Row, Stripe, Way};
 use crate::parity;
 use larder_format::items::chunk::parse_sys_array;
-use larder_format::{DeviceId, Logical, Physical};
+use larder_format::{DeviceId, Logical, Physical, STRIPE_LEN};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,6 +87,8 @@ pub struct Volume {
     degraded: bool,
     /// Not all copies are worth the same.
     uneven: AtomicBool,
+    /// Held while rows are written that hold something else, see `rows`.
+    rows_in_use: Mutex<()>,
     /// Bytes whose writing has completed, on all devices, and how many of those had when the last
     /// flush began that succeeded.
     completed: AtomicU64,
@@ -122,6 +126,7 @@ impl Volume {
             map: ChunkMap::new(),
             degraded: false,
             uneven: AtomicBool::new(false),
+            rows_in_use: Mutex::new(()),
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
@@ -222,9 +227,9 @@ impl Volume {
         self.members.iter().any(|m| m.device.is_read_only())
     }
 
-    /// Refuses by name what can be read, but not yet written: chunks with parity, and file systems
-    /// of which devices are missing or were away. For callers that are going to write, when all
-    /// chunks have been added. `count`: devices that the file system has.
+    /// Refuses by name what can be read, but not yet written: file systems of which devices are
+    /// missing or were away. For callers that are going to write, when all chunks have been added.
+    /// `count`: devices that the file system has.
     ///
     /// # Errors
     /// [`VolumeError::Unsupported`].
@@ -244,15 +249,7 @@ impl Volume {
             );
             return unsupported(away.device.name(), what);
         }
-        let has_parity = |c: &MappedChunk| c.profile().parity() > 0;
-        match self.map.chunks().into_iter().find(has_parity) {
-            None => Ok(()),
-            Some(chunk) => {
-                let (at, profile) = (chunk.start, chunk.profile().name());
-                let what = format!("the chunk at {at} is {profile}, which can only be read so far");
-                unsupported(self.members[0].device.name(), what)
-            }
-        }
+        Ok(())
     }
 
     /// Devices that have failed and are not written any more.
@@ -428,7 +425,8 @@ impl Volume {
         })
     }
 
-    /// Writes `data` over one copy, to repair it from another.
+    /// Writes `data` over one copy, to repair it from another. Parity is left as it is: it is not
+    /// of this copy that is bad, and what another device has of the row may be bad as well.
     ///
     /// # Errors
     /// As [`Volume::read_block`]: the range must lie within one chunk, which must have that copy.
@@ -467,8 +465,9 @@ impl Volume {
     }
 
     /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock
-    /// copies inside it are left alone: they lie in chunks without belonging to them. Returns the
-    /// bytes of all copies.
+    /// copies inside it are left alone: they lie in chunks without belonging to them. With parity,
+    /// only full stripes are discarded that lie in the range as a whole: the rest has a part in the
+    /// parity of others. Returns the bytes of all copies.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says;
@@ -477,11 +476,22 @@ impl Volume {
         let (mut at, mut len, mut done) = (at, len, 0);
         while len > 0 {
             let found = self.map.lookup(at, len)?;
-            without_parity(&found, at)?;
-            for stripe in found.stripes {
-                done += self.discard_on(stripe.device, stripe.at, found.len)?;
-            }
-            (at, len) = (at.plus(found.len), len - found.len);
+            let passed = match self.map.full_stripe(at) {
+                None => {
+                    for stripe in &found.stripes {
+                        done += self.discard_on(stripe.device, stripe.at, found.len)?;
+                    }
+                    found.len
+                }
+                Some(all) if all.start == at && all.len() <= len => {
+                    for stripe in self.map.row(at, 0).iter().flat_map(Row::elements) {
+                        done += self.discard_on(stripe.device, stripe.at, STRIPE_LEN)?;
+                    }
+                    all.len()
+                }
+                Some(all) => len.min(all.end().0 - at.0),
+            };
+            (at, len) = (at.plus(passed), len - passed);
         }
         Ok(done)
     }
@@ -580,15 +590,6 @@ fn missing(stripe: Stripe, len: u64) -> VolumeError {
     let source = std::io::Error::new(std::io::ErrorKind::NotFound, "the device is missing");
     let device = format!("device {}", stripe.device);
     VolumeError::Io { device, op: "read", at: stripe.at, len, source }
-}
-
-/// A write that leaves the parity of its row as it was would cost the row's other bytes later.
-fn without_parity(found: &Located, at: Logical) -> VolumeResult<()> {
-    if found.ways == found.stripes.len() {
-        return Ok(());
-    }
-    let what = format!("what lies at {at} has parity, and can only be read so far");
-    Err(VolumeError::Unsupported { device: "file system".into(), what })
 }
 
 /// A length that was cut to that of a slice.

@@ -90,11 +90,12 @@ impl Allocator {
     ) -> Result<()> {
         let (run, flags) = (new.run, new.chunk.flags);
         let in_map = mapped(run.start, &new.chunk);
-        let excluded = in_map.superblock_ranges();
+        let (excluded, columns) = (in_map.superblock_ranges(), in_map.parity_columns());
         self.volume.add_chunk(in_map)?;
         device.add(run.start, new.chunk.clone());
         txn.note_group(new);
-        let group = BlockGroup::empty(run, flags, txn.generation(), &excluded);
+        let group =
+            BlockGroup::empty(run, flags, txn.generation(), &excluded).with_columns(columns);
         self.groups.add_new(group, overcommit).map(drop)
     }
 
