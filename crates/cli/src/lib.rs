@@ -73,6 +73,9 @@ pub fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     log::start(cli.verbose);
+    if cli.degraded {
+        image::allow_degraded();
+    }
     match commands::run(cli.command, Cli::command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => failure::report(&e),

@@ -227,18 +227,16 @@ impl Volume {
         self.members.iter().any(|m| m.device.is_read_only())
     }
 
-    /// Refuses by name what can be read, but not yet written: file systems of which devices are
-    /// missing or were away. For callers that are going to write, when all chunks have been added.
-    /// `count`: devices that the file system has.
+    /// Refuses by name what can be read, but not written: chunks that miss more devices than their
+    /// profile may lose, and file systems of which devices were away. For callers that are going to
+    /// write, when all chunks have been added.
     ///
     /// # Errors
-    /// [`VolumeError::Unsupported`].
-    pub fn may_be_written(&self, count: u64) -> VolumeResult<()> {
+    /// [`VolumeError::Missing`] and [`VolumeError::Unsupported`].
+    pub fn may_be_written(&self) -> VolumeResult<()> {
         let unsupported = |device: String, what| Err(VolumeError::Unsupported { device, what });
-        let missing = count.saturating_sub(self.members.len() as u64);
-        if missing > 0 {
-            let what = format!("{missing} of its {count} devices are missing: it can only be read");
-            return unsupported("file system".into(), what);
+        if let Some(chunk) = self.map.chunks().iter().find(|c| self.misses_too_much(c)) {
+            return Err(self.cannot_be_written(chunk));
         }
         // A power cut between two superblocks leaves one commit between devices.
         if let Some(away) = self.members.iter().find(|m| m.behind > 1) {
@@ -250,6 +248,48 @@ impl Volume {
             return unsupported(away.device.name(), what);
         }
         Ok(())
+    }
+
+    /// Stripes of a chunk that lie on devices that are not there.
+    fn missing_stripes<'c>(&self, chunk: &'c MappedChunk) -> impl Iterator<Item = &'c Stripe> {
+        chunk.stripes.iter().filter(|s| self.member(s.device).is_none())
+    }
+
+    /// Linux's rule. It counts devices, so it refuses a RAID10 of which two halves are missing even
+    /// where they are of different pairs.
+    fn misses_too_much(&self, chunk: &MappedChunk) -> bool {
+        self.missing_stripes(chunk).count() > usize::from(chunk.profile().tolerated_losses())
+    }
+
+    fn cannot_be_written(&self, chunk: &MappedChunk) -> VolumeError {
+        let mut missing: Vec<u64> = self.missing_stripes(chunk).map(|s| s.device.0).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let missing: Vec<String> = missing.iter().map(u64::to_string).collect();
+        let (profile, kind) = (chunk.profile(), chunk.flags().type_name());
+        let what = format!(
+            "without device {} the file system cannot be written: the chunk at {} ({kind}, {}) has \
+                stripes there, and {} may lose {} of its {} stripes",
+            missing.join(" and "),
+            chunk.start,
+            profile.name(),
+            profile.name(),
+            profile.tolerated_losses(),
+            chunk.stripes.len(),
+        );
+        VolumeError::Missing { device: self.members[0].device.name(), what }
+    }
+
+    /// So many devices take writes.
+    #[must_use]
+    pub fn devices_for_chunks(&self) -> usize {
+        self.members.iter().filter(|m| !m.has_failed()).count()
+    }
+
+    /// Is the device there, and has it not failed? Only then is anything new put on it.
+    #[must_use]
+    pub fn takes_writes(&self, id: DeviceId) -> bool {
+        self.member(id).is_some_and(|m| !m.has_failed())
     }
 
     /// Devices that have failed and are not written any more.
@@ -434,6 +474,8 @@ impl Volume {
         let len = data.len() as u64;
         let found = self.map.lookup(at, len)?;
         match found.stripes.get(self.way_of(at, &found, copy)) {
+            // What is not there needs no repair, and gets none.
+            Some(stripe) if !self.takes_writes(stripe.device) => Ok(()),
             Some(stripe) if found.len == len => self.write_stripe(*stripe, data),
             _ => Err(VolumeError::Unmapped { at, len }),
         }
@@ -467,7 +509,8 @@ impl Volume {
     /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock
     /// copies inside it are left alone: they lie in chunks without belonging to them. With parity,
     /// only full stripes are discarded that lie in the range as a whole: the rest has a part in the
-    /// parity of others. Returns the bytes of all copies.
+    /// parity of others. Devices that are missing or have failed are not told. Returns the bytes of
+    /// all other copies.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says;
@@ -496,12 +539,13 @@ impl Volume {
         Ok(done)
     }
 
-    /// The same for a range of one device, which no chunk needs to cover. Returns the bytes.
+    /// The same for a range of one device, which no chunk needs to cover. Returns the bytes: none
+    /// where the device is missing or has failed.
     ///
     /// # Errors
-    /// What the device says, or that it is missing.
+    /// What the device says.
     pub fn discard_on(&self, device: DeviceId, at: Physical, len: u64) -> VolumeResult<u64> {
-        let member = self.member_of(Stripe { device, at })?;
+        let Some(member) = self.member(device).filter(|m| !m.has_failed()) else { return Ok(0) };
         let mut done = 0;
         for part in outside_superblocks(at..at.plus(len)) {
             let (at, len) = (part.start, part.end.0 - part.start.0);

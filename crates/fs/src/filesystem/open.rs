@@ -29,7 +29,7 @@ use larder_format::node::NodeView;
 use larder_format::{
     CsumType, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId, csum,
 };
-use larder_volume::{Assembly, Device, Volume, VolumeResult, unflattened};
+use larder_volume::{Assembly, Device, Volume, VolumeError, VolumeResult, unflattened};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -232,9 +232,7 @@ impl Core {
         let missing_devices = trees.map_chunks(&volume, &sb, &members)?;
         let roots = trees.load(&sb)?;
         if read_only.is_none() {
-            let refused = |why| format!("{why}; it can be opened read-only (-o ro)");
-            let may = volume.may_be_written(sb.num_devices());
-            may.map_err(|why| Error::Unsupported(refused(why)))?;
+            volume.may_be_written().map_err(how_to_read)?;
             check_finished(device, &roots, &epochs.enter())?;
         }
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
@@ -343,6 +341,14 @@ fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
         add_chunk(volume, start, &chunk)?;
         Ok(true)
     })
+}
+
+/// What can still be done with a volume that may not be written.
+fn how_to_read(why: VolumeError) -> Error {
+    match why {
+        VolumeError::Missing { .. } => why.into(),
+        why => Error::Unsupported(format!("{why}; it can be opened read-only (-o ro)")),
+    }
 }
 
 /// Refuses to write where Linux has left work half done that Larder cannot continue, or keeps

@@ -17,7 +17,7 @@ mod tests;
 use crate::api::OpenOptions;
 use crate::error::{Error, Result};
 use crate::lock::{self, Mutex};
-use crate::space::chunks::{ChunkPlan, Wanted};
+use crate::space::chunks::{ChunkPlan, Wanted, new_chunks, type_of};
 use crate::space::device::DeviceSpace;
 use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
@@ -127,8 +127,7 @@ impl Allocator {
         let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
         let nodesize = sb.nodesize.get();
         let skinny = incompat.contains(Incompat::SKINNY_METADATA);
-        let is_here = |id| volume.device(id).is_some();
-        let device = DeviceSpace::load(sb, roots, epoch, &is_here)?;
+        let device = DeviceSpace::load(sb, roots, epoch, volume)?;
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
         let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
         let rebuild = load_groups(&groups, volume, roots, epoch, nodesize)?;
@@ -203,18 +202,14 @@ impl Allocator {
         self.accounts.set_overcommit(self.overcommit(self.metadata_capacity(&device, None)));
     }
 
-    /// Type and profile that new chunks get: those of the last group of the kind.
+    /// Type and profile that new chunks get.
     fn flags(&self, kind: SpaceKind) -> BlockGroupFlags {
-        let fallback = match kind {
-            SpaceKind::Data => BlockGroupFlags::DATA,
-            SpaceKind::Metadata => BlockGroupFlags::METADATA,
-            SpaceKind::System => BlockGroupFlags::SYSTEM,
-        };
         let all = self.groups.all();
-        all.iter().rev().find(|g| g.flags().contains(fallback)).map_or(fallback, |g| g.flags())
+        let of_kind = all.iter().map(|g| g.flags()).filter(|f| f.contains(type_of(kind)));
+        new_chunks(kind, of_kind, self.volume.devices_for_chunks())
     }
     fn profile(&self, kind: SpaceKind) -> Profile {
-        self.flags(kind).profile().unwrap_or(Profile::Single)
+        profile_of(self.flags(kind))
     }
     pub(crate) fn copies(&self, kind: SpaceKind) -> u64 {
         u64::from(self.profile(kind).copies())
@@ -225,7 +220,10 @@ impl Allocator {
         device.plan(&self.wanted(kind))
     }
     fn wanted(&self, kind: SpaceKind) -> Wanted {
-        Wanted { kind, profile: self.profile(kind), total: self.total_bytes }
+        self.wanted_as(kind, self.flags(kind))
+    }
+    fn wanted_as(&self, kind: SpaceKind, flags: BlockGroupFlags) -> Wanted {
+        Wanted { kind, profile: profile_of(flags), total: self.total_bytes }
     }
     /// Which of the counters of chunks is for `kind`.
     fn counter(&self, kind: SpaceKind) -> &AtomicU64 {
@@ -442,6 +440,10 @@ impl Allocator {
         let free = data.free().saturating_sub(reserved / self.accounts.charge(SpaceKind::Data));
         (self.total_bytes / copies, free + unallocated)
     }
+}
+
+fn profile_of(flags: BlockGroupFlags) -> Profile {
+    flags.profile().unwrap_or(Profile::Single)
 }
 
 /// Reads the block groups of all chunks, and their free space. Returns those whose record in the
