@@ -322,10 +322,21 @@ fn writing_goes_on_without_as_many_devices_as_tolerated() {
 }
 
 #[test]
-fn without_a_device_nothing_is_written() {
-    Case::new(Profile::Raid5, 3, 1).volume.may_be_written(3).unwrap();
-    let refused = Case::new(Profile::Raid1, 2, 1).volume.may_be_written(3).unwrap_err();
-    assert!(refused.to_string().contains("1 of its 3 devices are missing"), "{refused}");
+fn what_is_written_without_devices_is_what_the_profile_may_lose() {
+    for case in cases() {
+        let (profile, n) = (case.profile, case.devices.len());
+        case.volume.may_be_written().unwrap();
+        for lost in sets(n).filter(|lost| lost.len() < n) {
+            let result = case.degraded(&lost, &[]).may_be_written();
+            let tolerated = lost.len() <= usize::from(profile.tolerated_losses());
+            assert_eq!(result.is_ok(), tolerated, "{profile:?} without {lost:?}");
+            if let Err(refused) = result {
+                let said = refused.to_string();
+                let named = format!("without device {}", lost[0] + 1);
+                assert!(said.contains(&named) && said.contains(profile.name()), "{said}");
+            }
+        }
+    }
 }
 
 /// Profiles with parity, with up to six stripes, and which of these are lost.
