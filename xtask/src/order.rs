@@ -496,7 +496,7 @@ pub(crate) const HOUSES: &[House] = &[
     },
     House {
         folder: "crates/fs/src/mkfs",
-        rooms: Upwards(&["features", "signatures", "layout", "plan", "items", "build"]),
+        rooms: Upwards(&["features", "signatures", "layout", "plan", "items", "build", "write"]),
     },
     House {
         folder: "crates/fs/src/log",

@@ -392,6 +392,11 @@ impl ChunkMap {
         Some(FullStripe { start, columns })
     }
 
+    /// The places of the row of `at` in a chunk with parity: its columns, and P, or P and Q.
+    pub fn row_places(&self, at: Logical) -> Option<(SmallVec<[Stripe; 8]>, Stripes)> {
+        self.row(at, 0).map(|row| (row.columns, row.parity))
+    }
+
     /// Number of ways to read the bytes at `at`.
     ///
     /// # Errors
