@@ -8,6 +8,7 @@
 //! Reading knows all profiles. Writing (`write`) knows those without parity so far; what opens a
 //! volume to write asks [`Volume::may_be_written`] first.
 
+mod places;
 #[cfg(test)]
 mod tests;
 mod write;
