@@ -179,6 +179,7 @@ pub(crate) const HOUSES: &[House] = &[
             "subvolume",
             "inode",
             "compare",
+            "scrub",
             "filesystem",
             "mkfs",
         ]),
@@ -427,6 +428,12 @@ pub(crate) const HOUSES: &[House] = &[
         ]),
     },
     House { folder: "crates/fs/src/compare", rooms: Upwards(&["frozen", "users", "walk"]) },
+    House {
+        folder: "crates/fs/src/scrub",
+        rooms: Upwards(&[
+            "report", "control", "content", "users", "load", "mend", "rows", "supers", "run",
+        ]),
+    },
     House {
         folder: "crates/fs/src/filesystem",
         rooms: Upwards(&["commit_source", "devices", "open", "stats", "lifecycle", "subvolumes"]),

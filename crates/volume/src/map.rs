@@ -14,8 +14,10 @@
 //! few words that it found. It allocates nothing for up to two mirrors.
 
 mod layout;
+mod strip;
 
 pub(crate) use layout::Way;
+pub use strip::{Place, Strip, StripRow};
 
 use crate::error::{VolumeError, VolumeResult};
 use crate::parity::{By, Element};

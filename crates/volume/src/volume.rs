@@ -8,6 +8,7 @@
 //! Writing (`write`) goes to all copies; `rows` makes the parity of what is written. What opens a
 //! volume to write asks [`Volume::may_be_written`] first.
 
+mod places;
 mod rows;
 #[cfg(test)]
 mod tests;

@@ -267,6 +267,7 @@ fn write_run(
     let slices = item.slices(sectors.start - begin..sectors.end - begin);
     let io: Vec<IoSlice<'_>> = slices.iter().map(|s| IoSlice::new(s)).collect();
     let write = || {
+        let _in_place = core.in_place.read();
         core.volume.write_vectored(run.start, &io).map_err(|e| {
             tracing::warn!("data could not be written: {e}");
             Error::DataLost
