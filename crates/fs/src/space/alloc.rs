@@ -31,7 +31,7 @@ use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, Profile};
 use larder_format::{Generation, Logical, ObjectId, Superblock};
-use larder_volume::Volume;
+use larder_volume::{MappedChunk, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -130,7 +130,7 @@ impl Allocator {
         let device = DeviceSpace::load(sb, roots, epoch, volume)?;
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
         let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
-        let rebuild = load_groups(&groups, volume, roots, epoch, nodesize)?;
+        let rebuild = load_groups(&groups, options, volume, roots, epoch, nodesize)?;
         accounts.set_data_charge(groups.widest_row(sb.num_devices()));
         let discards =
             Discards::new(options.clone(), volume.clone(), groups.clone(), epochs.clone());
@@ -450,6 +450,7 @@ fn profile_of(flags: BlockGroupFlags) -> Profile {
 /// free-space tree is wrong.
 fn load_groups(
     groups: &Groups,
+    options: &OpenOptions,
     volume: &Volume,
     roots: &Roots,
     epoch: &Epoch,
@@ -470,7 +471,12 @@ fn load_groups(
         if loaded.rebuild_free_space {
             rebuild.push(loaded.group.run());
         }
-        groups.add(loaded.group)?;
+        groups.add(loaded.group.with_columns(columns(options, &chunk)))?;
     }
     Ok(rebuild)
+}
+
+/// Columns of a chunk that share their parity.
+fn columns(options: &OpenOptions, chunk: &MappedChunk) -> u64 {
+    if fault!(options.tuning, RowsShared) { 1 } else { chunk.parity_columns() }
 }

@@ -192,6 +192,6 @@ fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
         }
     }
     // All writes have ended. The first error is as good as any.
-    ground.volume.write_fresh(&writes).into_iter().collect::<VolumeResult<()>>()?;
+    ground.write_fresh(&writes).into_iter().collect::<VolumeResult<()>>()?;
     Ok(())
 }

@@ -92,7 +92,8 @@ impl Allocator {
     ) -> Result<()> {
         let (run, flags) = (new.run, new.chunk.flags);
         let in_map = mapped(run.start, &new.chunk);
-        let (excluded, columns) = (in_map.superblock_ranges(), in_map.parity_columns());
+        let excluded = in_map.superblock_ranges();
+        let columns = super::columns(self.discards.options(), &in_map);
         self.volume.add_chunk(in_map)?;
         device.add(run.start, new.chunk.clone());
         txn.note_group(new);

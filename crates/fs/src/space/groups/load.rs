@@ -76,8 +76,7 @@ pub(crate) fn load(
     };
     let excluded = chunk.superblock_ranges();
     // A group that is read was there before this mount, so it belongs to every transaction.
-    let group = BlockGroup::new(run, item.kind(), Generation(0), used, index, &excluded)
-        .with_columns(chunk.parity_columns());
+    let group = BlockGroup::new(run, item.kind(), Generation(0), used, index, &excluded);
     Ok(Loaded { group, rebuild_free_space })
 }
 
