@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const REST: u32 = 3;
 /// And no longer than this.
 const LONGEST_REST: Duration = Duration::from_millis(100);
+/// Others that used the devices so long ago still work.
+const A_MOMENT: Duration = Duration::from_millis(200);
 /// A scrub ahead of its limit by less than this goes on.
 const SLACK: Duration = Duration::from_millis(5);
 /// Seconds that one piece may cost at most. More is a limit that nobody meant.
@@ -34,6 +36,8 @@ pub struct ScrubControl {
 #[derive(Debug, Default)]
 struct Inner {
     state: ScrubState,
+    /// When others were last seen to use the devices.
+    others_worked: Option<Instant>,
     /// Why it has to end.
     end: Option<ScrubStatus>,
     /// When the limit allows the next piece.
@@ -175,10 +179,19 @@ impl ScrubControl {
         self.own.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Have others used the devices since it was last asked?
-    pub(super) fn others_work(&self, volume: &Volume) -> bool {
-        let others = volume.transfers().saturating_sub(self.own.load(Ordering::Relaxed));
-        self.others.swap(others, Ordering::Relaxed) != others
+    /// Have others used the devices a moment ago? Nodes that were read do not count, because a
+    /// scrub reads nodes as others do: `nodes` is how many were.
+    pub(super) fn others_work(&self, volume: &Volume, nodes: u64) -> bool {
+        // Each is counted as the scrub's before it is counted at all. So what is left is never too
+        // much, but it may be too little for a moment.
+        let all = volume.transfers();
+        let others = all.saturating_sub(self.own.load(Ordering::Relaxed) + nodes);
+        let before = self.others.fetch_max(others, Ordering::Relaxed);
+        let mut inner = self.inner.lock();
+        if others > before {
+            inner.others_worked = Some(Instant::now());
+        }
+        inner.others_worked.is_some_and(|at| at.elapsed() < A_MOMENT)
     }
 
     /// Leaves the devices to others, after a piece that took so long.

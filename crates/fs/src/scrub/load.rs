@@ -115,23 +115,22 @@ fn transfers(wanted: &[bool]) -> Vec<Range<usize>> {
 
 fn read_all(core: &Core, control: &ScrubControl, loaded: &mut Loaded<'_>, wanted: &[Vec<bool>]) {
     let strip = loaded.strip;
-    thread::scope(|scope| {
-        let mut mine = None;
-        for (stripe, copy) in loaded.copies.iter_mut().enumerate() {
+    let copies = loaded.copies.iter_mut().enumerate();
+    let mut jobs: Vec<_> = copies
+        .filter_map(|(stripe, copy)| {
             let ranges = transfers(&wanted[stripe]);
-            if !copy.is_here || ranges.is_empty() {
-                continue;
-            }
-            let mut read = move || read(core, control, (strip, stripe), copy, &ranges);
-            // The last one is read on this thread.
-            if let Some(mut earlier) =
-                mine.replace(Box::new(move || read()) as Box<dyn FnMut() + Send>)
-            {
-                scope.spawn(move || earlier());
-            }
+            let reads = copy.is_here && !ranges.is_empty();
+            reads.then_some(move || read(core, control, (strip, stripe), copy, &ranges))
+        })
+        .collect();
+    // The last one is read on this thread.
+    let mine = jobs.pop();
+    thread::scope(|scope| {
+        for job in jobs {
+            scope.spawn(job);
         }
-        if let Some(mut last) = mine {
-            last();
+        if let Some(mut mine) = mine {
+            mine();
         }
     });
 }

@@ -9,7 +9,7 @@ use super::content::{Block, SECTOR, Sector};
 use super::control::ScrubControl;
 use super::load::Loaded;
 use super::report::{Damage, ScrubCounts, ScrubDamage, ScrubOptions};
-use super::users;
+use super::users::Uses;
 use crate::engine::Core;
 use crate::error::Result;
 use larder_format::node::NodeView;
@@ -29,6 +29,8 @@ pub(super) struct Judged<'a, 'c> {
     pub(super) loaded: &'a mut Loaded<'c>,
     /// Places that are still bad: stripe and sector.
     pub(super) spoiled: BTreeSet<(usize, u64)>,
+    /// What uses the extent that was last asked about.
+    uses: Option<Uses>,
 }
 
 /// Something that is good or bad as a whole.
@@ -57,7 +59,8 @@ pub(super) fn judge(
     options: ScrubOptions,
     loaded: &mut Loaded<'_>,
 ) -> Result<()> {
-    let mut judged = Judged { core, control, options, loaded, spoiled: BTreeSet::new() };
+    let mut judged =
+        Judged { core, control, options, loaded, spoiled: BTreeSet::new(), uses: None };
     judged.count();
     for suspect in judged.suspects() {
         match suspect.unit {
@@ -306,7 +309,7 @@ impl Judged<'_, '_> {
             .filter_map(|(_, copy)| copy.as_ref())
             .collect();
         let right = match believed.len() {
-            0 => self.from_parity(at, &place),
+            0 => self.by_parity(at, &place),
             1 => believed.first().map(|bytes| (*bytes).clone()),
             _ => None,
         };
@@ -346,7 +349,7 @@ impl Judged<'_, '_> {
     }
 
     /// A sector as the rest of its row says, as far as that can be believed.
-    fn from_parity(&self, at: Logical, place: &Place) -> Option<Vec<u8>> {
+    fn by_parity(&self, at: Logical, place: &Place) -> Option<Vec<u8>> {
         if !self.loaded.strip.has_parity() {
             return None;
         }
@@ -364,19 +367,27 @@ impl Judged<'_, '_> {
     }
 
     /// Is there data, and not only space that a file has reserved?
-    pub(super) fn is_written(&self, at: Logical) -> Result<bool> {
-        Ok(users::of(self.core, &self.loaded.view, at)?.is_written)
+    pub(super) fn is_written(&mut self, at: Logical) -> Result<bool> {
+        Ok(self.uses(at)?.is_some_and(|uses| uses.is_written(at)))
+    }
+
+    fn uses(&mut self, at: Logical) -> Result<Option<&mut Uses>> {
+        if !self.uses.as_ref().is_some_and(|uses| uses.has(at)) {
+            self.uses = Uses::of(self.core, &self.loaded.view, at)?;
+        }
+        Ok(self.uses.as_mut())
     }
 
     /// Lists a place that stays bad.
     pub(super) fn report(
-        &self,
+        &mut self,
         what: Damage,
         at: Logical,
         length: u64,
         stripe: usize,
     ) -> Result<()> {
-        let users = users::of(self.core, &self.loaded.view, at)?;
+        let core = self.core;
+        let users = self.uses(at)?.map(|uses| uses.at(core, at)).unwrap_or_default();
         let place = self.loaded.strip.place(at);
         let on = self.at_device(stripe, place.offset);
         self.control.note(ScrubDamage {

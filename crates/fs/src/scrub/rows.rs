@@ -129,10 +129,8 @@ fn mend(judged: &mut Judged<'_, '_>, row: &StripRow, wrong: &Wrong) -> Result<()
     let behind = judged.core.volume.behind().contains(&judged.device(stripe));
     if readable && !behind && kinds.contains(&Sector::Unsummed) {
         drop(kept_out);
-        let written = |column: usize| judged.is_written(address(row, column, wrong.sector));
-        let unsummed = (0..kinds.len()).filter(|c| kinds[*c] == Sector::Unsummed);
-        for column in unsummed {
-            if written(column)? {
+        for column in (0..kinds.len()).filter(|c| kinds[*c] == Sector::Unsummed) {
+            if judged.is_written(address(row, column, wrong.sector))? {
                 return unknown(judged, row, wrong, Damage::ParityDiffers);
             }
         }
@@ -153,7 +151,7 @@ fn mend(judged: &mut Judged<'_, '_>, row: &StripRow, wrong: &Wrong) -> Result<()
 }
 
 /// Nothing can be said about a sector of parity, or nothing done.
-fn unknown(judged: &Judged<'_, '_>, row: &StripRow, wrong: &Wrong, what: Damage) -> Result<()> {
+fn unknown(judged: &mut Judged<'_, '_>, row: &StripRow, wrong: &Wrong, what: Damage) -> Result<()> {
     let used = (0..row.columns.len()).find(|column| {
         let content = &judged.loaded.content;
         content.sectors[content.number(address(row, *column, wrong.sector))] != Sector::Free

@@ -14,6 +14,7 @@ use crate::lock::{self, Condvar, Mutex};
 use larder_format::DeviceId;
 use larder_volume::{MappedChunk, Strip};
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,6 +26,15 @@ const SHORT_STRIP: u64 = 256 << 10;
 const MOST_WORKERS: usize = 16;
 /// The state is offered for keeping this often.
 const EACH: Duration = Duration::from_secs(2);
+
+/// What a worker reads with.
+#[derive(Default)]
+struct Reader {
+    /// Those of strips that were judged.
+    buffers: Vec<Vec<u8>>,
+    /// How long the last piece took, if the devices have not been left to others since.
+    took: Duration,
+}
 
 /// What the workers share.
 struct Job<'a> {
@@ -55,12 +65,13 @@ pub(crate) fn run(
     control: &ScrubControl,
     each: &(dyn Fn(&ScrubState) + Sync),
 ) -> Result<()> {
-    if !options.read_only && core.volume.is_read_only() {
-        let why = "a device cannot be written, so a scrub can only look".to_owned();
-        return Err(Error::ReadOnly(Some(why)));
-    }
     let chunks = begin(core, options, control);
-    let result = scrub(core, options, control, each, chunks);
+    let result = if !options.read_only && core.volume.is_read_only() {
+        let why = "a device cannot be written, so a scrub can only look".to_owned();
+        Err(Error::ReadOnly(Some(why)))
+    } else {
+        scrub(core, options, control, each, chunks)
+    };
     control.ended(&result);
     each(&control.state());
     result
@@ -125,9 +136,9 @@ fn scrub(
 impl Job<'_> {
     /// Scrubs chunks until none is left.
     fn work(&self) {
-        let mut buffers = Vec::new();
+        let mut reader = Reader::default();
         while let Some(chunk) = self.next() {
-            let result = self.chunk(&chunk, &mut buffers);
+            let result = self.chunk(&chunk, &mut reader);
             let mut queue = self.queue.lock();
             queue.busy.retain(|id| !chunk.stripes.iter().any(|s| s.device == *id));
             if let Err(error) = result {
@@ -158,18 +169,18 @@ impl Job<'_> {
     }
 
     /// Scrubs a chunk, from where an earlier run left it.
-    fn chunk(&self, chunk: &MappedChunk, buffers: &mut Vec<Vec<u8>>) -> Result<()> {
+    fn chunk(&self, chunk: &MappedChunk, reader: &mut Reader) -> Result<()> {
         let start = chunk.start.0;
         let from = self.control.with(|state| state.positions.get(&start).copied().unwrap_or(0));
-        let mut read = self.read_from(chunk, from, buffers)?;
+        let mut read = self.read_from(chunk, from, reader)?;
         while let Some((mut loaded, next)) = read {
             let (judged, ahead) = thread::scope(|scope| {
-                let ahead = scope.spawn(|| self.read_from(chunk, next, buffers));
+                let ahead = scope.spawn(|| self.read_from(chunk, next, reader));
                 let judged = mend::judge(self.core, self.control, self.options, &mut loaded);
                 (judged, ahead.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
             });
             judged?;
-            buffers.extend(loaded.copies.into_iter().map(|copy| copy.bytes));
+            reader.buffers.extend(loaded.copies.into_iter().map(|copy| copy.bytes));
             self.control.with(|state| state.positions.insert(start, next));
             self.tell();
             // A scrub that ends here has what was judged.
@@ -187,11 +198,15 @@ impl Job<'_> {
         &self,
         chunk: &'c MappedChunk,
         from: u64,
-        buffers: &mut Vec<Vec<u8>>,
+        reader: &mut Reader,
     ) -> Result<Option<(Loaded<'c>, u64)>> {
         let mut from = from;
         loop {
-            let others_work = self.control.others_work(&self.core.volume);
+            let nodes = self.core.store.stats().reads.load(Ordering::Relaxed);
+            let others_work = self.control.others_work(&self.core.volume, nodes);
+            if others_work {
+                self.control.rest(std::mem::take(&mut reader.took))?;
+            }
             let len = if others_work { SHORT_STRIP } else { STRIP };
             // A chunk that is gone held nothing any more.
             let is_there = self.core.volume.map().chunk_at(chunk.start).as_ref() == Some(chunk);
@@ -200,10 +215,8 @@ impl Job<'_> {
             };
             from = strip.end();
             let begin = Instant::now();
-            let loaded = load(self.core, self.control, strip, buffers)?;
-            if others_work && loaded.is_some() {
-                self.control.rest(begin.elapsed())?;
-            }
+            let loaded = load(self.core, self.control, strip, &mut reader.buffers)?;
+            reader.took = begin.elapsed();
             if let Some(loaded) = loaded {
                 return Ok(Some((loaded, from)));
             }

@@ -10,13 +10,15 @@ use crate::compare::users::{ExtentUser, users_in};
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
 use larder_format::items::{
-    Compression, ExtentKind, ExtentRef, FileExtent, TreeBlockInfo, parse_keyed_refs,
+    Compression, ExtentKind, ExtentRecord, ExtentRef, FileExtent, TreeBlockInfo, parse_keyed_refs,
 };
-use larder_format::{Key, KeyType, Logical, TreeId};
-use std::collections::BTreeSet;
+use larder_format::{Key, KeyType, Logical, ObjectId, TreeId};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// References of an extent that are looked at.
 const MOST_REFS: usize = 10_000;
+/// Items of files that use an extent, and are looked at.
+const MOST_USES: usize = 100_000;
 /// Files that are listed.
 const MOST_FILES: usize = 200;
 
@@ -29,45 +31,88 @@ pub(super) struct Users {
     pub(super) more: bool,
     /// Tree and level of a block.
     pub(super) tree: Option<(u64, u8)>,
-    /// Does a file have data there, and not only space?
-    pub(super) is_written: bool,
 }
 
-/// Finds what uses an address.
-///
-/// # Errors
-/// Reading, corruption.
-pub(super) fn of(core: &Core, view: &View, at: Logical) -> Result<Users> {
-    let Some(extent) = view.extent_at(at)? else { return Ok(Users::default()) };
-    let mut users = Users { extent: Some(extent.start), ..Users::default() };
-    if !extent.is_data() {
-        users.tree = tree_of(&extent);
-        return Ok(users);
+/// An item of a file that uses an extent.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    file: (TreeId, ObjectId),
+    offset: u64,
+    record: ExtentRecord,
+}
+
+impl Use {
+    /// Where in the file an address is.
+    fn at(&self, at: Logical) -> Option<u64> {
+        if self.record.compression != Compression::None {
+            return Some(self.offset);
+        }
+        let into = at.0.checked_sub(self.record.disk_bytenr.0)?.checked_sub(self.record.offset)?;
+        (into < self.record.num_bytes).then(|| self.offset.saturating_add(into))
     }
-    let (hints, cut) = hints(core, view, &extent)?;
-    users.more = cut;
-    let mut files = BTreeSet::new();
-    for info in core.all_subvols()? {
-        for hint in &hints {
-            // A subvolume may have been deleted just now.
-            let searched = search(core, info.id, hint, &extent, at, |offset, is_data| {
-                users.is_written |= is_data;
-                files.insert((info.id, hint.ino, offset));
-            });
-            if !matches!(searched, Ok(()) | Err(Error::NotFound)) {
-                searched?;
+}
+
+/// What uses an extent. Damage comes in stretches, so it is kept for the next sector.
+#[derive(Debug)]
+pub(super) struct Uses {
+    extent: Extent,
+    uses: Vec<Use>,
+    /// Were some left out?
+    cut: bool,
+    paths: BTreeMap<(TreeId, ObjectId), Option<String>>,
+}
+
+impl Uses {
+    /// What uses the extent that `at` lies in.
+    ///
+    /// # Errors
+    /// Reading, corruption.
+    pub(super) fn of(core: &Core, view: &View, at: Logical) -> Result<Option<Self>> {
+        let Some(extent) = view.extent_at(at)? else { return Ok(None) };
+        let mut this = Self { extent, uses: Vec::new(), cut: false, paths: BTreeMap::new() };
+        if !this.extent.is_data() {
+            return Ok(Some(this));
+        }
+        let (hints, cut) = hints(core, view, &this.extent)?;
+        this.cut = cut;
+        for info in core.all_subvols()? {
+            for hint in &hints {
+                let searched = search(core, info.id, hint, &this.extent, &mut this.uses);
+                // A subvolume may have been deleted just now.
+                if !matches!(searched, Ok(()) | Err(Error::NotFound)) {
+                    searched?;
+                }
             }
         }
+        Ok(Some(this))
     }
-    users.more |= files.len() > MOST_FILES;
-    let named = files.into_iter().take(MOST_FILES).map(|(subvolume, ino, offset)| ScrubFile {
-        subvolume: subvolume.0,
-        inode: ino.0,
-        offset,
-        path: path(core, subvolume, ino.0),
-    });
-    users.files = named.collect();
-    Ok(users)
+
+    /// Does an address lie in this extent?
+    pub(super) fn has(&self, at: Logical) -> bool {
+        self.extent.start <= at && at < self.extent.start.plus(self.extent.len)
+    }
+
+    /// Does a file have data there, and not only space?
+    pub(super) fn is_written(&self, at: Logical) -> bool {
+        let is_data = |u: &Use| u.record.kind == ExtentKind::Regular && u.at(at).is_some();
+        self.uses.iter().any(is_data)
+    }
+
+    /// What uses an address.
+    pub(super) fn at(&mut self, core: &Core, at: Logical) -> Users {
+        let places: BTreeSet<((TreeId, ObjectId), u64)> =
+            self.uses.iter().filter_map(|u| Some((u.file, u.at(at)?))).collect();
+        let more = self.cut || places.len() > MOST_FILES;
+        let paths = &mut self.paths;
+        let named = places.into_iter().take(MOST_FILES).map(|(file, offset)| {
+            let (subvolume, ino) = file;
+            let found = paths.entry(file).or_insert_with(|| path(core, subvolume, ino.0));
+            ScrubFile { subvolume: subvolume.0, inode: ino.0, offset, path: found.clone() }
+        });
+        let files = named.collect();
+        let tree = if self.extent.is_data() { None } else { tree_of(&self.extent) };
+        Users { extent: Some(self.extent.start), files, more, tree }
+    }
 }
 
 fn tree_of(extent: &Extent) -> Option<(u64, u8)> {
@@ -112,15 +157,13 @@ fn hints(core: &Core, view: &View, extent: &Extent) -> Result<(BTreeSet<ExtentUs
     Ok((hints.into_iter().collect(), cut))
 }
 
-/// Calls `each` for the places of an inode that show what lies at `at`: where in the file, and
-/// whether that is data.
+/// Adds the items of an inode that use an extent.
 fn search(
     core: &Core,
     subvolume: TreeId,
     hint: &ExtentUser,
     extent: &Extent,
-    at: Logical,
-    mut each: impl FnMut(u64, bool),
+    uses: &mut Vec<Use>,
 ) -> Result<()> {
     let version = core.subvol(subvolume)?.version(core);
     let to = hint.base.wrapping_add(extent.len);
@@ -128,18 +171,12 @@ fn search(
     let from = if to < hint.base { 0 } else { hint.base };
     let key = |offset| Key::new(hint.ino, KeyType::EXTENT_DATA, offset);
     version.scan(&key(from), &key(to), |item| {
-        let Ok(FileExtent::Stored(r)) = FileExtent::parse(item.data()) else { return Ok(true) };
-        if r.disk_bytenr != extent.start {
-            return Ok(true);
+        if let Ok(FileExtent::Stored(record)) = FileExtent::parse(item.data())
+            && record.disk_bytenr == extent.start
+        {
+            uses.push(Use { file: (subvolume, hint.ino), offset: item.key.offset, record });
         }
-        let is_data = r.kind == ExtentKind::Regular;
-        let into = at.0 - extent.start.0;
-        if r.compression != Compression::None {
-            each(item.key.offset, is_data);
-        } else if let Some(within) = into.checked_sub(r.offset).filter(|n| *n < r.num_bytes) {
-            each(item.key.offset.saturating_add(within), is_data);
-        }
-        Ok(true)
+        Ok(uses.len() < MOST_USES)
     })
 }
 
