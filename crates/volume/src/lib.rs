@@ -37,4 +37,4 @@ pub use error::{VolumeError, VolumeResult};
 pub use file::{Caching, FileDevice, OpenMode};
 pub use map::{ChunkMap, Located, MappedChunk, Stripe, Stripes};
 pub use superblock::{SuperCopies, SuperCopy, read_all_superblocks, read_superblock};
-pub use volume::{Copies, DeviceStats, Volume};
+pub use volume::{Copies, DeviceStats, ErrorCounts, ErrorKind, Volume};

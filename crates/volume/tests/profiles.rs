@@ -4,7 +4,7 @@
 use larder_format::items::{BlockGroupFlags, Profile};
 use larder_format::{DeviceId, Generation, Logical, Physical, Superblock};
 use larder_volume::parity::{p_of, q_of};
-use larder_volume::{Assembly, Device, Found, MappedChunk, Stripe, Volume};
+use larder_volume::{Assembly, Device, ErrorKind, Found, MappedChunk, Stripe, Volume};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -140,6 +140,7 @@ impl Case {
             id: DeviceId(n as u64 + 1),
             uuid: uuid::Uuid::from_u128(n as u128),
             generation: Generation(if stale.contains(&n) { 8 } else { 9 }),
+            is_stale: stale.contains(&n),
             device: self.devices[n].clone(),
         };
         let here = (0..self.devices.len()).filter(|n| !lost.contains(n));
@@ -324,9 +325,75 @@ fn what_has_parity_is_not_written() {
     assert!(case.volume.write_batch(&[(START, &slices)])[0].is_err());
     assert!(case.volume.discard(START, 4096).is_err());
     assert!(case.is_readable());
-    let refused = case.volume.may_be_written(3).unwrap_err();
+    let refused = case.volume.may_be_written().unwrap_err();
     assert!(refused.to_string().contains("raid5, which can only be read"), "{refused}");
-    Case::new(Profile::Raid0, 1, 1).volume.may_be_written(1).unwrap();
-    let refused = Case::new(Profile::Raid1, 2, 1).volume.may_be_written(3).unwrap_err();
-    assert!(refused.to_string().contains("1 of its 3 devices are missing"), "{refused}");
+    Case::new(Profile::Raid0, 1, 1).volume.may_be_written().unwrap();
+}
+
+#[test]
+fn as_many_devices_as_tolerated_may_be_missing_for_writing() {
+    for case in cases().filter(|c| c.profile.parity() == 0 && c.profile != Profile::Dup) {
+        let (name, stripes) = (case.profile.name(), case.devices.len());
+        for lost in sets(stripes).filter(|lost| lost.len() < stripes) {
+            let volume = case.degraded(&lost, &[]);
+            let may = volume.may_be_written();
+            let good = lost.len() <= usize::from(case.profile.tolerated_losses());
+            assert_eq!(may.is_ok(), good, "{name} of {stripes} without {lost:?}: {may:?}");
+            let Err(why) = may else { continue };
+            assert!(why.to_string().contains("cannot be written: the chunk at"), "{why}");
+        }
+    }
+}
+
+#[test]
+fn what_no_checksum_covers_is_not_read_from_a_device_that_is_behind() {
+    let case = Case::new(Profile::Raid1c3, 3, 1);
+    let trusted = |stale: &[usize]| case.degraded(&[], stale).trusted_copies(START).unwrap();
+    assert_eq!([trusted(&[]), trusted(&[1]), trusted(&[0, 2]), trusted(&[0, 1, 2])], [3, 2, 1, 3]);
+    let volume = case.degraded(&[1], &[0]);
+    assert_eq!(volume.trusted_copies(START).unwrap(), 1);
+    assert_eq!(volume.behind(), [DeviceId(1)]);
+    volume.set_current(DeviceId(1));
+    assert_eq!((volume.trusted_copies(START).unwrap(), volume.behind()), (2, vec![]));
+}
+
+#[test]
+fn mirrors_have_their_turns_and_bad_copies_count_for_their_device() {
+    let case = Case::new(Profile::Raid1c3, 3, 40);
+    let volume = case.degraded(&[], &[]);
+    let mut back = vec![0; case.data.len()];
+    volume.read(START, &mut back, 0).unwrap();
+    assert!(back == case.data);
+    for (id, stats) in volume.stats() {
+        assert!(stats.read_bytes >= K64 as u64, "device {id} reads nothing");
+    }
+    // Copies are different devices, whichever has its turn.
+    for at in (0..case.data.len() as u64).step_by(K64) {
+        for copy in 0..3 {
+            volume.found_bad(START.plus(at), copy, ErrorKind::Corruption);
+        }
+    }
+    for (_, errors) in volume.errors() {
+        assert_eq!(errors.corruptions, case.data.len() as u64 / K64 as u64);
+    }
+    assert_eq!(volume.take_changed_errors().len(), 3);
+    assert!(!volume.errors_have_changed());
+}
+
+/// What only a device has that is behind is not all that there was.
+#[test]
+fn a_device_that_is_behind_stands_in_for_no_other() {
+    let case = Case::new(Profile::Raid1c3, 3, 1);
+    let written = |stale: &[usize], lost: &[usize]| {
+        let volume = case.degraded(&[], stale);
+        case.lose(lost);
+        let done = volume.write(START, &case.data).and_then(|()| volume.flush());
+        case.lose(&[]);
+        (done.is_ok(), volume.failed().len())
+    };
+    assert_eq!(written(&[0], &[1]), (true, 1));
+    assert_eq!(written(&[0], &[1, 2]), (false, 0));
+    assert_eq!(written(&[0, 1], &[2]), (false, 0));
+    assert_eq!(written(&[0, 1], &[0]), (true, 1));
+    assert_eq!(written(&[], &[0, 1]), (true, 2));
 }
