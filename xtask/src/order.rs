@@ -291,6 +291,7 @@ pub(crate) const HOUSES: &[House] = &[
             "send_on_mount",
             "devices",
             "image",
+            "device_figures",
             "target",
             "subvolumes",
             "receiving",
