@@ -429,7 +429,15 @@ pub(crate) const HOUSES: &[House] = &[
     House { folder: "crates/fs/src/compare", rooms: Upwards(&["frozen", "users", "walk"]) },
     House {
         folder: "crates/fs/src/filesystem",
-        rooms: Upwards(&["commit_source", "devices", "open", "stats", "lifecycle", "subvolumes"]),
+        rooms: Upwards(&[
+            "commit_source",
+            "devices",
+            "open",
+            "stats",
+            "lifecycle",
+            "device_states",
+            "subvolumes",
+        ]),
     },
     House {
         folder: "crates/fs/src/base",

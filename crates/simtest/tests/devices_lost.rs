@@ -224,8 +224,8 @@ fn too_much_lost_is_refused_by_name() {
     }
 }
 
-/// A superblock of the newest generation does not make a device that was away as good as the others:
-/// a mark remains until it was brought up to date.
+/// A superblock of the newest generation does not make a device that was away as good as the
+/// others: a mark remains until it was brought up to date.
 #[test]
 fn a_device_that_was_away_is_read_last_until_it_is_up_to_date() {
     if !need(&NEEDS) {

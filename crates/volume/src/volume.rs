@@ -59,8 +59,8 @@ counters! {
 struct Member {
     id: DeviceId,
     device: Arc<dyn Device>,
-    /// Something did not reach it. It was away meanwhile, or a power cut came between its superblock
-    /// and the others' (`assembly`).
+    /// Something did not reach it. It was away meanwhile, or a power cut came between its
+    /// superblock and the others' (`assembly`).
     behind: AtomicBool,
     /// A write or flush of it has failed, and nothing is written to it any more. What it has may be
     /// older than what the others have.

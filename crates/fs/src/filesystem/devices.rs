@@ -3,7 +3,7 @@
 //! Which device is which is known before any tree is read (`larder_volume::Assembly`). Which ones
 //! there should be is not, so the chunk tree is read from whatever is there, and the answer comes
 //! while it is read: its items of devices stand before those of chunks. A file system that misses
-//! devices is opened only if that was allowed, and only if all of its trees can be read all the same.
+//! devices is opened only if that was allowed, and only if its trees can be read all the same.
 
 use crate::api::{LostChunk, MissingDevice, StaleDevice};
 use crate::error::{Error, Place, Result};
@@ -57,8 +57,8 @@ impl Members {
         self.count > 1 || self.found.len() > 1
     }
 
-    /// Compares the items of the chunk tree with what is there. Returns what is missing, and what is
-    /// behind: by its superblock, or by the mark that commits keep until a scrub.
+    /// Compares the items of the chunk tree with what is there. Returns what is missing, and what
+    /// is behind: by its superblock, or by the mark that commits keep until a scrub.
     ///
     /// # Errors
     /// `Volume` when devices are missing and that was not allowed, and when one does not belong to
