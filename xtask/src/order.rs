@@ -293,6 +293,7 @@ pub(crate) const HOUSES: &[House] = &[
             "scrub_on_mount",
             "devices",
             "image",
+            "device_figures",
             "target",
             "subvolumes",
             "receiving",
@@ -438,7 +439,15 @@ pub(crate) const HOUSES: &[House] = &[
     },
     House {
         folder: "crates/fs/src/filesystem",
-        rooms: Upwards(&["commit_source", "devices", "open", "stats", "lifecycle", "subvolumes"]),
+        rooms: Upwards(&[
+            "commit_source",
+            "devices",
+            "open",
+            "stats",
+            "lifecycle",
+            "device_states",
+            "subvolumes",
+        ]),
     },
     House {
         folder: "crates/fs/src/base",

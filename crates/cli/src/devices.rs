@@ -70,6 +70,20 @@ pub(crate) fn open(
     Ok(devices)
 }
 
+/// Other devices of the file system that a device belongs to, as far as they can be looked at: a
+/// daemon is found by the device that it was given.
+pub(crate) fn others(device: &Path) -> Vec<PathBuf> {
+    let Some(superblock) = superblock_of(device).filter(|sb| sb.num_devices() > 1) else {
+        return Vec::new();
+    };
+    let is_block = device.metadata().is_ok_and(|m| m.file_type().is_block_device());
+    let mut all = if is_block { block_devices() } else { neighbours(device) };
+    all.retain(|path| {
+        path != device && superblock_of(path).is_some_and(|other| other.fsid == superblock.fsid)
+    });
+    all
+}
+
 /// The devices of the same file system that are not known yet, by number.
 fn siblings(
     device: &FileDevice,

@@ -5,11 +5,12 @@
 //! included.
 
 use crate::failure::{Advise, usage};
-use crate::{devices, mount_table, print, state};
+use crate::{devices, mount_table, print, size, state};
 use anyhow::{Context, anyhow};
 use larder_format::ids::ObjectId;
 use larder_fs::{
-    Attr, Compress, FileKind, Filesystem, FsInfo, InodeId, OpenOptions, Packing, SubvolChoice,
+    Attr, Compress, FileKind, Filesystem, FsInfo, InodeId, LostChunk, OpenOptions, Packing,
+    SubvolChoice,
 };
 use larder_volume::{Device, FileDevice, OpenMode, VolumeError};
 use std::io::ErrorKind;
@@ -136,9 +137,29 @@ pub(crate) fn note_devices(name: &str, info: &FsInfo) {
     }
     for stale in &info.stale_devices {
         print::say(&format!(
-            "larder: note: {name}: {stale}: it is read only where no other device has the data"
+            "larder: note: {name}: {stale}: it is read only where no other device has the data, \
+                until `larder scrub` has brought it up to date"
         ));
     }
+    if !info.lost_chunks.is_empty() {
+        print::say(&format!("larder: note: {name}: {}", what_is_lost(&info.lost_chunks)));
+    }
+}
+
+/// What reading has to do without.
+fn what_is_lost(lost: &[LostChunk]) -> String {
+    let mut devices: Vec<String> =
+        lost.iter().flat_map(|chunk| &chunk.devices).map(ToString::to_string).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let bytes: u64 = lost.iter().map(|chunk| chunk.len).sum();
+    format!(
+        "{} chunks of data ({}) are not complete without device {}: reading what lay there fails, \
+            everything else can be read",
+        lost.len(),
+        size::human(bytes),
+        devices.join(", ")
+    )
 }
 
 /// The hint for an image that is in use.

@@ -17,6 +17,7 @@ mod btrfs_tool;
 mod commands;
 mod conduit;
 mod copy;
+mod device_figures;
 mod devices;
 mod failure;
 mod files;

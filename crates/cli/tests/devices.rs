@@ -91,8 +91,13 @@ fn siblings_are_found_beside_the_image_and_nowhere_else() {
     let far = elsewhere.path().join("far");
     std::fs::rename(&copy, &far).unwrap();
     std::fs::remove_file(&set.images()[1]).unwrap();
-    let run = larder(args!["ls", &set.images()[0]]).fails(2, "device 2 is missing, without which");
-    assert!(run.err.contains("(Data, raid0) cannot be read"), "{}", run.err);
+    let run = larder(args!["ls", &set.images()[0]]).ok();
+    assert!(run.err.contains("are not complete without device 2"), "{}", run.err);
+    larder(args!["cat", inside(&set.images()[0], "/large")]).fails(1, "the device is missing");
+    let run = larder(args!["rm", inside(&set.images()[0], "/large")]).fails(2, "is missing");
+    assert!(run.err.contains("--degraded"), "{}", run.err);
+    let run = larder(args!["--degraded", "rm", inside(&set.images()[0], "/large")])
+        .fails(2, "(Data, raid0) has stripes there");
     assert!(run.err.contains("`larder restore`"), "{}", run.err);
     assert_readable(&list(&[set.images()[0].clone(), far]), elsewhere.path());
     // A stranger.
@@ -234,4 +239,88 @@ fn block_devices_are_found_by_the_file_system() {
     let loops: Vec<LoopDevice> =
         set.images().iter().map(|image| LoopDevice::attach(image).unwrap()).collect();
     assert_readable(loops[2].path(), out.path());
+}
+
+/// `larder device … --json`, the devices by number.
+fn told(what: &str, target: &Path) -> Vec<serde_json::Value> {
+    let told = larder(args!["device", what, "--json", target]).ok().json();
+    told.as_array().unwrap().clone()
+}
+
+/// What a person meets that has lost a disk, and has it back later.
+#[test]
+fn a_mount_goes_on_without_a_disk_and_tells_when_it_is_back() {
+    if !need(&NEEDS) || !need(&[Need::Fuse]) {
+        return;
+    }
+    enter_private_namespace().unwrap();
+    let (dir, point, second) = (scratch(), scratch(), scratch());
+    let set = made_by_linux(dir.path(), "raid1", "raid1", 2);
+    let [a, b] = &set.images() else { panic!("two devices") };
+    let (point, second) = (point.path(), second.path());
+    let away = dir.path().join("away");
+    std::fs::create_dir(&away).unwrap();
+    std::fs::rename(b, away.join("b")).unwrap();
+    let run = larder(args!["mount", a, point]).fails(2, "device 2 (");
+    assert!(run.err.contains("mount with -o degraded"), "{}", run.err);
+    larder(args!["mount", "-o", "degraded", a, point]).ok();
+    std::fs::write(point.join("written"), large()).unwrap();
+    let devices = told("usage", point);
+    let state = |devices: &[serde_json::Value], n: usize| devices[n]["state"].clone();
+    assert_eq!((state(&devices, 0), state(&devices, 1)), ("current".into(), "missing".into()));
+    assert!(devices[1]["name"].is_null() && devices[1]["size"].as_u64() == Some(256 * MIB));
+    assert!(larder(args!["stats", point]).ok().text().contains("device 2 is missing"));
+    larder(args!["umount", point]).ok();
+
+    std::fs::rename(away.join("b"), b).unwrap();
+    let run = larder(args!["mount", b, point]).ok();
+    assert!(run.err.contains("device 2 (") && run.err.contains("`larder scrub`"), "{}", run.err);
+    // By the name of the other device it is the same daemon.
+    larder(args!["mount", a, second]).ok();
+    assert!(std::fs::read(second.join("written")).unwrap() == large());
+    std::fs::write(second.join("more"), b"more").unwrap();
+    assert_eq!(std::fs::read(point.join("more")).unwrap(), b"more");
+    assert_eq!(state(&told("stats", second), 1), "behind");
+    assert!(larder(args!["device", "stats", point]).ok().text().contains("behind"));
+    larder(args!["device", "stats", "--check", point]).ok();
+    larder(args!["umount", second]).ok();
+    larder(args!["umount", point]).ok();
+    assert_eq!(state(&told("usage", a), 1), "behind");
+}
+
+#[test]
+fn damage_is_counted_for_the_device_that_has_it() {
+    if !need(&NEEDS) || !need(&[Need::Fuse]) {
+        return;
+    }
+    enter_private_namespace().unwrap();
+    let (dir, point) = (scratch(), scratch());
+    let set = made_by_linux(dir.path(), "raid1", "raid1", 2);
+    let [a, b] = &set.images() else { panic!("two devices") };
+    let point = point.path();
+    wound(b);
+    let mounted = || {
+        larder(args!["mount", a, point]).ok();
+    };
+    let unmounted = || {
+        larder(args!["umount", point]).ok();
+    };
+    let errors = |n: usize| told("stats", point)[n]["errors"]["corruption_errs"].as_u64().unwrap();
+    mounted();
+    assert!(std::fs::read(point.join("large")).unwrap() == large());
+    let found = errors(1);
+    assert!(found > 0, "no damage was counted");
+    assert_eq!(errors(0), 0);
+    larder(args!["device", "stats", "--check", point]).fails(1, "device 2 (");
+    unmounted();
+    mounted();
+    assert!(errors(1) >= found, "the counts were not kept");
+    larder(args!["device", "stats", "--reset", point]).ok();
+    assert_eq!(errors(1), 0);
+    unmounted();
+    // What was read is whole again.
+    mounted();
+    assert!(std::fs::read(point.join("large")).unwrap() == large());
+    assert_eq!(errors(1), 0);
+    unmounted();
 }

@@ -86,7 +86,7 @@ pub struct Superblock {
     pub chunk_root: U64,
     /// Logical address of the root of the tree of log roots; 0 for none.
     pub log_root: U64,
-    /// Unused, always 0.
+    /// Linux does not use it. Larder numbers the logs of a generation with it.
     pub log_root_transid: U64,
     /// Sum of the sizes of all devices.
     pub total_bytes: U64,
@@ -548,6 +548,15 @@ impl Superblock {
     #[must_use]
     pub fn log_root(&self) -> Option<Logical> {
         (self.log_root.get() != 0).then(|| Logical(self.log_root.get()))
+    }
+    /// Counts the logs of a generation, each of which replaces the one before. 0 for logs of Linux,
+    /// which does not use the field.
+    #[must_use]
+    pub fn log_number(&self) -> u64 {
+        self.log_root_transid.get()
+    }
+    pub fn set_log_number(&mut self, number: u64) {
+        self.log_root_transid.set(number);
     }
     #[must_use]
     pub fn nodesize(&self) -> u32 {

@@ -89,12 +89,14 @@ pub use completion::Completion;
 pub use engine::fsyncs::LogStats;
 pub use engine::reclaims::ReclaimStats;
 pub use error::{Error, Result};
-pub use filesystem::{Filesystem, MemoryStats, MemoryUse, Stats};
+pub use filesystem::{
+    DeviceErrors, DeviceFigures, DeviceState, Filesystem, MemoryStats, MemoryUse, Stats,
+};
 pub use scrub::{
     Damage, ScrubControl, ScrubCounts, ScrubDamage, ScrubFile, ScrubOptions, ScrubState,
     ScrubStatus,
 };
-pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
+pub use space::{AllocatedOnDevice, KindUsage, SpaceUsage, TrimRange, Trimmed};
 pub use subvolume::SubvolInfo;
 pub use transaction::Received;
 pub use tree::{Hold, LongHolds};

@@ -8,6 +8,8 @@
 //! | space | [`IOC_DF`] | out: the same, about sizes and free space |
 //! | sync | [`IOC_SYNC`] | none; returns when everything done before is durable |
 //! | trim | `FITRIM` | `struct fstrim_range`; its length becomes the bytes discarded |
+//! | device | [`IOC_DEVICE`] | in: which, from 0; out: JSON text as above |
+//! | reset errors | [`IOC_RESET_DEVICE_ERRORS`] | none |
 //! | label | `FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL` | 256 bytes, zero-terminated |
 //!
 //! Syncs and snapshots wait until the kernel has written its pages. If dozens wait already, they
@@ -59,6 +61,10 @@ pub const IOC_SYNC: u32 = ioc(NONE, LARDER, 2, 0);
 pub const IOC_DF: u32 = ioc(READ, LARDER, 3, TEXT_LEN);
 /// Begin to make everything durable.
 pub const IOC_START_SYNC: u32 = ioc(NONE, LARDER, 4, 0);
+/// One device as JSON, and how many there are.
+pub const IOC_DEVICE: u32 = ioc(READ | WRITE, LARDER, 40, TEXT_LEN);
+/// Set the counts of errors of all devices to 0.
+pub const IOC_RESET_DEVICE_ERRORS: u32 = ioc(NONE, LARDER, 41, 0);
 /// Discard free space: `struct fstrim_range` of Linux, start, length and shortest run, 8 bytes
 /// each.
 pub const FITRIM: u32 = ioc(READ | WRITE, b'X', 121, 24);
@@ -98,6 +104,36 @@ pub fn stats(path: &Path) -> io::Result<String> {
 /// `Unsupported` if `path` is not on a Larder mount.
 pub fn df(path: &Path) -> io::Result<String> {
     text(path, IOC_DF)
+}
+
+/// The devices of the file system behind `path`, each as JSON. One request would not have room for
+/// all.
+///
+/// # Errors
+/// `Unsupported` if `path` is not on a Larder mount, or one of an older daemon.
+pub fn devices(path: &Path) -> io::Result<Vec<serde_json::Value>> {
+    let fd = open(path)?;
+    let mut all = Vec::new();
+    loop {
+        let mut buffer = vec![0; TEXT_LEN];
+        buffer[..8].copy_from_slice(&(all.len() as u64).to_ne_bytes());
+        call(&fd, IOC_DEVICE, &mut buffer)?;
+        let end = buffer.iter().position(|b| *b == 0).unwrap_or(TEXT_LEN);
+        let mut told: serde_json::Value = serde_json::from_slice(&buffer[..end])?;
+        if told["device"].is_null() {
+            return Ok(all);
+        }
+        all.push(told["device"].take());
+    }
+}
+
+/// Sets the counts of errors of all devices to 0.
+///
+/// # Errors
+/// `Unsupported` if `path` is not on a Larder mount; `PermissionDenied` for anybody but root and
+/// the mount's owner.
+pub fn reset_device_errors(path: &Path) -> io::Result<()> {
+    call(&open(path)?, IOC_RESET_DEVICE_ERRORS, &mut [])
 }
 
 /// Does a Larder daemon serve `path`?

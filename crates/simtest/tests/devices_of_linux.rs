@@ -273,7 +273,7 @@ fn what_is_missing_is_named() {
     };
     let text = refused(&set.without(&[2]), false, true);
     assert!(text.contains("device 2 (") && text.ends_with(") is missing"), "{text}");
-    let text = refused(&set.without(&[1, 3]), true, true);
-    let expected = "device 1 and device 3 are missing, without which the chunk at";
-    assert!(text.contains(expected) && text.contains("(Data, raid5) cannot be read"), "{text}");
+    let text = refused(&set.without(&[1, 3]), true, false);
+    let expected = "without device 1 and 3 the file system cannot be written: the chunk at";
+    assert!(text.contains(expected) && text.contains("(Data, raid5)"), "{text}");
 }

@@ -1,11 +1,15 @@
 //! Which devices make a file system together, and how far each of them is believed.
 //!
 //! Every device has a superblock of its own: the file system's, with an item that says which of its
-//! devices this is. The superblock of the newest generation is the one to go by. A device whose
-//! superblock is older is **stale**. Either a power cut came between writing the one superblock and
-//! the other, or the device was away while the others were written. In the first case it has all
-//! data of the newest commit, in the second case it has not, and nothing tells them apart. So what
-//! a stale device has is read last, and counts only where a checksum says that it is right.
+//! devices this is. The superblock of the newest generation is the one to go by, and within a
+//! generation that of the last log: an `fsync` writes superblocks, too. A device whose superblock
+//! is older is **stale**. Either a power cut came between writing the one superblock and the other, or
+//! the device was away while the others were written. In the first case it has all data of the
+//! newest commit, in the second case it has not, and nothing tells them apart. So what a stale
+//! device has is read last, and counts only where a checksum says that it is right.
+//!
+//! Two devices of one generation with different trees were both written without the other. Neither
+//! can be brought up to date from the other, so the caller has to leave one out.
 //!
 //! Whether devices are missing is not decided here: which devices there are is in the chunk tree.
 
@@ -25,6 +29,8 @@ pub struct Found {
     pub uuid: Uuid,
     /// The last commit that reached it.
     pub generation: Generation,
+    /// Is there a device with a newer superblock?
+    pub is_stale: bool,
     /// The device.
     pub device: Arc<dyn Device>,
 }
@@ -48,6 +54,7 @@ impl Assembly {
     pub fn of(devices: impl IntoIterator<Item = Arc<dyn Device>>) -> VolumeResult<Self> {
         let mut newest: Option<Box<Superblock>> = None;
         let mut found: Vec<Found> = Vec::new();
+        let mut states: Vec<(DeviceId, State)> = Vec::new();
         for device in devices {
             let superblock = read_superblock(&*device)?;
             if let (Some(other), Some(first)) = (&newest, found.first()) {
@@ -57,25 +64,36 @@ impl Assembly {
                 id: superblock.device_id(),
                 uuid: Uuid::from_bytes(superblock.dev_item.uuid),
                 generation: superblock.generation(),
+                is_stale: false,
                 device,
             };
             if let Some(other) = found.iter().find(|f| f.id == one.id || f.uuid == one.uuid) {
                 return Err(twice(&one, other));
             }
             is_long_enough(&one, &superblock)?;
-            if newest.as_ref().is_none_or(|other| is_newer(&superblock, other)) {
+            let state = State::of(&superblock);
+            for (id, other) in &states {
+                went_apart(&one, &state, *id, other)?;
+            }
+            states.push((one.id, state));
+            if newest.as_ref().is_none_or(|other| state > State::of(other)) {
                 newest = Some(superblock);
             }
             found.push(one);
         }
         found.sort_unstable_by_key(|f| f.id);
         let none = || corrupt("file system".into(), "it has no devices".into());
-        Ok(Self { superblock: newest.ok_or_else(none)?, devices: found })
+        let superblock = newest.ok_or_else(none)?;
+        let current = State::of(&superblock);
+        for one in &mut found {
+            one.is_stale = states.iter().any(|(id, state)| *id == one.id && *state != current);
+        }
+        Ok(Self { superblock, devices: found })
     }
 
     /// Devices whose superblock is older than the newest.
     pub fn stale(&self) -> impl Iterator<Item = &Found> {
-        self.devices.iter().filter(|f| f.generation < self.superblock.generation())
+        self.devices.iter().filter(|f| f.is_stale)
     }
 }
 
@@ -134,10 +152,44 @@ fn is_long_enough(one: &Found, superblock: &Superblock) -> VolumeResult<()> {
     Err(corrupt(one.device.name(), what))
 }
 
-/// Within a generation the superblock with a log is the newer one: the commit writes it without.
-fn is_newer(superblock: &Superblock, other: &Superblock) -> bool {
-    let age = |sb: &Superblock| (sb.generation(), sb.log_root().is_some());
-    age(superblock) > age(other)
+/// How far a device has come, as its superblock says. In the order of time: within a generation the
+/// superblock with a log is the newer one, because the commit writes it without, and each log of
+/// Larder has a higher number than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct State {
+    generation: Generation,
+    has_log: bool,
+    log_number: u64,
+    /// Logs of Linux have no number, so one of them counts as the newest.
+    log_root: u64,
+    root: u64,
+}
+
+impl State {
+    fn of(superblock: &Superblock) -> Self {
+        let has_log = superblock.log_root().is_some();
+        Self {
+            generation: superblock.generation(),
+            has_log,
+            log_number: if has_log { superblock.log_number() } else { 0 },
+            log_root: superblock.log_root.get(),
+            root: superblock.root.get(),
+        }
+    }
+}
+
+/// Were two devices written without each other?
+fn went_apart(one: &Found, state: &State, id: DeviceId, other: &State) -> VolumeResult<()> {
+    if state.generation != other.generation || state.root == other.root {
+        return Ok(());
+    }
+    let what = format!(
+        "it is device {}, and it and device {id} were both written without the other (generation \
+            {}): name only the one with what is to be kept, with -o degraded, and add the other \
+            one to it anew",
+        one.id, state.generation
+    );
+    Err(corrupt(one.device.name(), what))
 }
 
 #[cfg(test)]
@@ -215,8 +267,37 @@ mod tests {
             let ids: Vec<u64> = found.devices.iter().map(|f| f.id.0).collect();
             assert_eq!(ids, [1, 2, 3]);
             let stale: Vec<String> = found.stale().map(|f| f.device.name()).collect();
-            assert_eq!(stale, ["a"]);
+            // The second lacks the log, so it lacks what was synced in it.
+            assert_eq!(stale, ["a", "b"]);
         }
+    }
+
+    #[test]
+    fn a_later_log_counts_more() {
+        let log = |root: u64, number| {
+            move |sb: &mut Superblock| {
+                sb.log_root.set(root);
+                sb.set_log_number(number);
+            }
+        };
+        let a = device("a", 1, log(8192, 2));
+        let b = device("b", 2, log(4096, 3));
+        for devices in [[&a, &b], [&b, &a]] {
+            let found = Assembly::of(devices.into_iter().cloned()).unwrap();
+            assert_eq!(found.superblock.log_root(), Some(Logical(4096)));
+            let stale: Vec<u64> = found.stale().map(|f| f.id.0).collect();
+            assert_eq!(stale, [1]);
+        }
+    }
+
+    #[test]
+    fn devices_that_went_apart_are_not_joined() {
+        let b = device("b", 2, |sb| sb.set_root(Logical(3 << 20), 0));
+        let text = Assembly::of([device("a", 1, |_| {}), b]).unwrap_err().to_string();
+        assert!(
+            text.contains("b: it is device 2, and it and device 1 were both written"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -39,4 +39,4 @@ pub use map::{
     ChunkMap, FullStripe, Located, MappedChunk, Place, Strip, StripRow, Stripe, Stripes,
 };
 pub use superblock::{SuperCopies, SuperCopy, read_all_superblocks, read_superblock};
-pub use volume::{Copies, DeviceStats, Volume};
+pub use volume::{Copies, DeviceStats, ErrorCounts, ErrorKind, Volume};

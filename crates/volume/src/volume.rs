@@ -8,12 +8,16 @@
 //! Writing (`write`) goes to all copies; `rows` makes the parity of what is written. What opens a
 //! volume to write asks [`Volume::may_be_written`] first.
 
+mod errors;
 mod places;
 mod rows;
 #[cfg(test)]
 mod tests;
 mod write;
 
+pub use errors::{ErrorCounts, ErrorKind};
+
+use self::errors::Errors;
 use crate::assembly::Assembly;
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
@@ -58,14 +62,19 @@ counters! {
 struct Member {
     id: DeviceId,
     device: Arc<dyn Device>,
-    /// So many commits did not reach it. It was away meanwhile, or a power cut came between its
+    /// Something did not reach it. It was away meanwhile, or a power cut came between its
     /// superblock and the others' (`assembly`).
-    behind: u64,
+    behind: AtomicBool,
     /// A write or flush of it has failed, and nothing is written to it any more. What it has may be
     /// older than what the others have.
     failed: AtomicBool,
     counters: Counters,
+    errors: Errors,
 }
+
+/// So many bytes are read from one mirror before the next has its turn: long enough for a device
+/// that has to move its head.
+const SPREAD: u64 = 1 << 20;
 
 /// Numbers of copies.
 pub type Copies = SmallVec<[usize; 4]>;
@@ -90,6 +99,8 @@ pub struct Volume {
     uneven: AtomicBool,
     /// Held while rows are written that hold something else, see `rows`.
     rows_in_use: Mutex<()>,
+    /// Reads are spread over mirrors.
+    spread: bool,
     /// Bytes whose writing has completed, on all devices, and how many of those had when the last
     /// flush began that succeeded.
     completed: AtomicU64,
@@ -117,9 +128,10 @@ impl Volume {
             .map(|(id, device)| Member {
                 id,
                 device,
-                behind: 0,
+                behind: AtomicBool::new(false),
                 failed: AtomicBool::new(false),
                 counters: Counters::default(),
+                errors: Errors::default(),
             })
             .collect();
         Ok(Self {
@@ -128,6 +140,7 @@ impl Volume {
             degraded: false,
             uneven: AtomicBool::new(false),
             rows_in_use: Mutex::new(()),
+            spread: false,
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
@@ -150,18 +163,14 @@ impl Volume {
     /// [`VolumeError::Corrupt`] for system chunks that cannot be right, or lie on a device that is
     /// not there.
     pub fn open(found: Assembly, degraded: bool) -> VolumeResult<Self> {
-        let newest = found.superblock.generation();
-        let behind: Vec<(DeviceId, u64)> =
-            found.stale().map(|f| (f.id, newest.0 - f.generation.0)).collect();
+        let behind: Vec<DeviceId> = found.stale().map(|f| f.id).collect();
         let devices = found.devices.into_iter().map(|f| (f.id, f.device)).collect();
         let mut volume = Self::new(devices)?;
-        for member in &mut volume.members {
-            let found = behind.iter().find(|(id, _)| *id == member.id);
-            member.behind = found.map_or(0, |(_, commits)| *commits);
-        }
         let incomplete = (volume.members.len() as u64) < found.superblock.num_devices();
         volume.degraded = degraded;
-        volume.uneven = AtomicBool::new(incomplete || !behind.is_empty());
+        volume.spread = true;
+        volume.uneven = AtomicBool::new(incomplete);
+        behind.into_iter().for_each(|id| volume.set_behind(id));
         let name = volume.members[0].device.name();
         let chunks = parse_sys_array(found.superblock.sys_chunk_bytes())
             .map_err(|e| VolumeError::Corrupt { device: name, what: e.to_string() })?;
@@ -229,24 +238,13 @@ impl Volume {
     }
 
     /// Refuses by name what can be read, but not written: chunks that miss more devices than their
-    /// profile may lose, and file systems of which devices were away. For callers that are going to
-    /// write, when all chunks have been added.
+    /// profile may lose. For callers that are going to write, when all chunks have been added.
     ///
     /// # Errors
     /// [`VolumeError::Missing`] and [`VolumeError::Unsupported`].
     pub fn may_be_written(&self) -> VolumeResult<()> {
-        let unsupported = |device: String, what| Err(VolumeError::Unsupported { device, what });
         if let Some(chunk) = self.map.chunks().iter().find(|c| self.misses_too_much(c)) {
             return Err(self.cannot_be_written(chunk));
-        }
-        // A power cut between two superblocks leaves one commit between devices.
-        if let Some(away) = self.members.iter().find(|m| m.behind > 1) {
-            let what = format!(
-                "it was away during {} commits of the other devices, so the file system can only \
-                    be read",
-                away.behind
-            );
-            return unsupported(away.device.name(), what);
         }
         Ok(())
     }
@@ -263,10 +261,7 @@ impl Volume {
     }
 
     fn cannot_be_written(&self, chunk: &MappedChunk) -> VolumeError {
-        let mut missing: Vec<u64> = self.missing_stripes(chunk).map(|s| s.device.0).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        let missing: Vec<String> = missing.iter().map(u64::to_string).collect();
+        let missing: Vec<String> = self.missing_of(chunk).iter().map(ToString::to_string).collect();
         let (profile, kind) = (chunk.profile(), chunk.flags().type_name());
         let what = format!(
             "without device {} the file system cannot be written: the chunk at {} ({kind}, {}) has \
@@ -293,6 +288,67 @@ impl Volume {
         self.member(id).is_some_and(|m| !m.has_failed())
     }
 
+    /// What a device has may be older than what the others have, and is not trusted without a
+    /// checksum: it is read last. It is written as any other.
+    pub fn set_behind(&self, id: DeviceId) {
+        if let Some(member) = self.member(id) {
+            member.behind.store(true, Relaxed);
+            self.uneven.store(true, Relaxed);
+        }
+    }
+
+    /// A device has everything again: all that is stored on it was compared with the others.
+    pub fn set_current(&self, id: DeviceId) {
+        if let Some(member) = self.member(id) {
+            member.behind.store(false, Relaxed);
+        }
+    }
+
+    /// Devices that are read last, because they may lack something that the others have.
+    pub fn behind(&self) -> Vec<DeviceId> {
+        self.members.iter().filter(|m| m.is_behind()).map(|m| m.id).collect()
+    }
+
+    /// The errors of each device over its life.
+    #[must_use]
+    pub fn errors(&self) -> Vec<(DeviceId, ErrorCounts)> {
+        self.members.iter().map(|m| (m.id, m.errors.now())).collect()
+    }
+
+    /// The errors of a device as they were kept when the file system was closed.
+    pub fn go_on_counting(&self, id: DeviceId, kept: ErrorCounts) {
+        if let Some(member) = self.member(id) {
+            member.errors.go_on_from(kept);
+        }
+    }
+
+    /// Counts from zero, on all devices.
+    pub fn reset_errors(&self) {
+        self.members.iter().for_each(|m| m.errors.reset());
+    }
+
+    /// Is there something for [`Volume::take_changed_errors`]?
+    #[must_use]
+    pub fn errors_have_changed(&self) -> bool {
+        self.members.iter().any(|m| m.errors.have_changed())
+    }
+
+    /// The errors of the devices for which they have changed since this was last asked.
+    pub fn take_changed_errors(&self) -> Vec<(DeviceId, ErrorCounts)> {
+        let changed = |m: &Member| Some((m.id, m.errors.take_changed()?));
+        self.members.iter().filter_map(changed).collect()
+    }
+
+    /// A copy that could be read is not what it should be. It counts for the device that has it.
+    /// What parity says is of several devices, so it counts for none.
+    pub fn found_bad(&self, at: Logical, copy: usize, what: ErrorKind) {
+        let Ok(found) = self.map.lookup(at, 1) else { return };
+        let stripe = found.stripes.get(self.way_of(at, &found, copy));
+        if let Some(member) = stripe.and_then(|s| self.member(s.device)) {
+            member.errors.count(what);
+        }
+    }
+
     /// Devices that have failed and are not written any more.
     pub fn failed(&self) -> Vec<DeviceId> {
         self.members.iter().filter(|m| m.has_failed()).map(|m| m.id).collect()
@@ -305,13 +361,27 @@ impl Volume {
         &self,
         wanted: impl Fn(&MappedChunk) -> bool,
     ) -> Option<(MappedChunk, Vec<DeviceId>)> {
-        let lost = |c: &MappedChunk| self.map.is_lost(c.start, &|id| self.member(id).is_none());
-        let chunk = self.map.chunks().into_iter().find(|c| wanted(c) && lost(c))?;
-        let mut missing: Vec<DeviceId> = chunk.stripes.iter().map(|s| s.device).collect();
-        missing.retain(|id| self.member(*id).is_none());
+        let chunk = self.map.chunks().into_iter().find(|c| wanted(c) && self.is_lost(c))?;
+        let missing = self.missing_of(&chunk);
+        Some((chunk, missing))
+    }
+
+    /// All chunks of which nothing can be read in some place, as [`Volume::first_lost`].
+    #[must_use]
+    pub fn all_lost(&self) -> Vec<(MappedChunk, Vec<DeviceId>)> {
+        let lost = self.map.chunks().into_iter().filter(|c| self.is_lost(c));
+        lost.map(|chunk| (self.missing_of(&chunk), chunk)).map(|(ids, c)| (c, ids)).collect()
+    }
+
+    fn is_lost(&self, chunk: &MappedChunk) -> bool {
+        self.map.is_lost(chunk.start, &|id| self.member(id).is_none())
+    }
+
+    fn missing_of(&self, chunk: &MappedChunk) -> Vec<DeviceId> {
+        let mut missing: Vec<DeviceId> = self.missing_stripes(chunk).map(|s| s.device).collect();
         missing.sort_unstable();
         missing.dedup();
-        Some((chunk, missing))
+        missing
     }
 
     /// The copies of the bytes at `at` that need no missing device, in two lists. The first, read
@@ -336,6 +406,21 @@ impl Volume {
         self.map.copies(at)
     }
 
+    /// So many of the first copies of the bytes at `at` may be read where no checksum tells whether
+    /// they are right: none of a device that is behind, if a device that is not has one.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unmapped`] when no chunk covers `at`.
+    pub fn trusted_copies(&self, at: Logical) -> VolumeResult<usize> {
+        let found = self.map.lookup(at, 1)?;
+        if !self.uneven.load(Relaxed) {
+            return Ok(found.ways);
+        }
+        let worth = |copy| self.worth(at, &found, self.way_of(at, &found, copy));
+        let best = worth(0);
+        Ok((0..found.ways).take_while(|copy| worth(*copy) == best).count())
+    }
+
     /// Fills `buf` with data of files from copy number `copy`, of which this volume will keep
     /// nothing in memory: the caller, or a layer above it, has the contents from now on. A range
     /// that goes on in the next chunk is read from both; where a chunk has fewer copies, its last
@@ -347,7 +432,10 @@ impl Volume {
     pub fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
         let (mut at, mut rest) = (at, buf);
         while !rest.is_empty() {
-            let found = self.map.lookup(at, rest.len() as u64)?;
+            let mut found = self.map.lookup(at, rest.len() as u64)?;
+            if self.spread && found.stripes.len() > 1 {
+                found.len = found.len.min(SPREAD - at.0 % SPREAD);
+            }
             let (piece, more) = rest.split_at_mut(usize_from(found.len));
             let way = self.way_of(at, &found, copy.min(found.ways - 1));
             self.read_piece(at, &found, piece, way)?;
@@ -415,21 +503,39 @@ impl Volume {
         }
     }
 
-    /// The way that a copy is: the best ones come first.
+    /// The way that a copy is: the best ones come first, and among mirrors of equal worth each has
+    /// its turn, by the address.
     fn way_of(&self, at: Logical, found: &Located, copy: usize) -> usize {
         if !self.uneven.load(Relaxed) {
+            return self.turned(at, found, copy);
+        }
+        let mut ways: SmallVec<[(Worth, usize, usize); 8]> = (0..found.ways)
+            .map(|turn| (turn, self.turned(at, found, turn)))
+            .map(|(turn, way)| (self.worth(at, found, way), turn, way))
+            .collect();
+        ways.sort_unstable();
+        ways.get(copy).map_or(copy, |(.., way)| *way)
+    }
+
+    /// Which way has its turn? By address rather than by load, so that a copy is the same one when
+    /// it is read, counted and repaired.
+    fn turned(&self, at: Logical, found: &Located, copy: usize) -> usize {
+        let mirrors = found.stripes.len();
+        if !self.spread || mirrors < 2 || copy >= mirrors {
             return copy;
         }
-        let mut ways: SmallVec<[(Worth, usize); 8]> =
-            (0..found.ways).map(|way| (self.worth(at, found, way), way)).collect();
-        ways.sort_unstable();
-        ways.get(copy).map_or(copy, |(_, way)| *way)
+        // Of two copies on one device, the first is as good as the second.
+        if found.stripes[0].device == found.stripes[1].device {
+            return copy;
+        }
+        let turn = usize::try_from(at.0 / SPREAD % mirrors as u64).unwrap_or(0);
+        (copy + turn) % mirrors
     }
 
     fn worth(&self, at: Logical, found: &Located, way: usize) -> Worth {
         let of = |stripe: &Stripe| match self.member(stripe.device) {
             None => Worth::Missing,
-            Some(member) if member.behind > 0 || member.has_failed() => Worth::Stale,
+            Some(member) if member.is_behind() || member.has_failed() => Worth::Stale,
             Some(_) => Worth::Current,
         };
         if let Some(stripe) = found.stripes.get(way) {
@@ -475,7 +581,8 @@ impl Volume {
         let len = data.len() as u64;
         let found = self.map.lookup(at, len)?;
         match found.stripes.get(self.way_of(at, &found, copy)) {
-            // What is not there needs no repair, and gets none.
+            // What is not there needs no repair, and gets none. What was worked out is no copy.
+            None if copy < found.ways => Ok(()),
             Some(stripe) if !self.takes_writes(stripe.device) => Ok(()),
             Some(stripe) if found.len == len => self.write_stripe(*stripe, data),
             _ => Err(VolumeError::Unmapped { at, len }),
@@ -596,7 +703,7 @@ impl Volume {
         member.counters.reads.fetch_add(1, Relaxed);
         member.counters.read_bytes.fetch_add(buf.len() as u64, Relaxed);
         member.device.read_at(stripe.at, buf).map_err(|e| {
-            member.counters.read_errors.fetch_add(1, Relaxed);
+            member.went_wrong(ErrorKind::Read);
             member.error("read", stripe.at, buf.len() as u64, e)
         })
     }
@@ -606,7 +713,7 @@ impl Volume {
         member.counters.writes.fetch_add(1, Relaxed);
         member.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
         member.device.write_at(stripe.at, data).map_err(|e| {
-            member.counters.write_errors.fetch_add(1, Relaxed);
+            member.went_wrong(ErrorKind::Write);
             member.error("write", stripe.at, data.len() as u64, e)
         })?;
         self.completed.fetch_add(data.len() as u64, Relaxed);
@@ -617,6 +724,29 @@ impl Volume {
 impl Member {
     fn has_failed(&self) -> bool {
         self.failed.load(Relaxed)
+    }
+
+    fn is_behind(&self) -> bool {
+        self.behind.load(Relaxed)
+    }
+
+    /// Can the others not do without a further device because of this one?
+    fn is_no_help(&self) -> bool {
+        self.has_failed() || self.is_behind()
+    }
+
+    /// Counts an error, since the opening and over the device's life.
+    fn went_wrong(&self, what: ErrorKind) {
+        let counter = match what {
+            ErrorKind::Write => Some(&self.counters.write_errors),
+            ErrorKind::Read => Some(&self.counters.read_errors),
+            ErrorKind::Flush => Some(&self.counters.flush_errors),
+            ErrorKind::Corruption | ErrorKind::Generation => None,
+        };
+        if let Some(counter) = counter {
+            counter.fetch_add(1, Relaxed);
+        }
+        self.errors.count(what);
     }
 
     fn error(

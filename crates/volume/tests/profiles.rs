@@ -4,7 +4,7 @@
 use larder_format::items::{BlockGroupFlags, Profile};
 use larder_format::{DeviceId, Generation, Logical, Physical, Superblock};
 use larder_volume::parity::{p_of, q_of};
-use larder_volume::{Assembly, Device, Found, MappedChunk, Stripe, Volume};
+use larder_volume::{Assembly, Device, ErrorKind, Found, MappedChunk, Stripe, Volume};
 use proptest::prelude::*;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,6 +141,7 @@ impl Case {
             id: DeviceId(n as u64 + 1),
             uuid: uuid::Uuid::from_u128(n as u128),
             generation: Generation(if stale.contains(&n) { 8 } else { 9 }),
+            is_stale: stale.contains(&n),
             device: self.devices[n].clone(),
         };
         let here = (0..self.devices.len()).filter(|n| !lost.contains(n));
@@ -430,4 +431,57 @@ fn what_has_a_part_in_parity_is_not_discarded() {
         assert_eq!(discard(4096, 3 * stripe - 4096), 2 * stripes * K64 as u64);
         assert_eq!(discard(stripe, stripe), stripes * K64 as u64);
     }
+}
+
+#[test]
+fn what_no_checksum_covers_is_not_read_from_a_device_that_is_behind() {
+    let case = Case::new(Profile::Raid1c3, 3, 1);
+    let trusted = |stale: &[usize]| case.degraded(&[], stale).trusted_copies(START).unwrap();
+    assert_eq!([trusted(&[]), trusted(&[1]), trusted(&[0, 2]), trusted(&[0, 1, 2])], [3, 2, 1, 3]);
+    let volume = case.degraded(&[1], &[0]);
+    assert_eq!(volume.trusted_copies(START).unwrap(), 1);
+    assert_eq!(volume.behind(), [DeviceId(1)]);
+    volume.set_current(DeviceId(1));
+    assert_eq!((volume.trusted_copies(START).unwrap(), volume.behind()), (2, vec![]));
+}
+
+#[test]
+fn mirrors_have_their_turns_and_bad_copies_count_for_their_device() {
+    let case = Case::new(Profile::Raid1c3, 3, 40);
+    let volume = case.degraded(&[], &[]);
+    let mut back = vec![0; case.data.len()];
+    volume.read(START, &mut back, 0).unwrap();
+    assert!(back == case.data);
+    for (id, stats) in volume.stats() {
+        assert!(stats.read_bytes >= K64 as u64, "device {id} reads nothing");
+    }
+    // Copies are different devices, whichever has its turn.
+    for at in (0..case.data.len() as u64).step_by(K64) {
+        for copy in 0..3 {
+            volume.found_bad(START.plus(at), copy, ErrorKind::Corruption);
+        }
+    }
+    for (_, errors) in volume.errors() {
+        assert_eq!(errors.corruptions, case.data.len() as u64 / K64 as u64);
+    }
+    assert_eq!(volume.take_changed_errors().len(), 3);
+    assert!(!volume.errors_have_changed());
+}
+
+/// What only a device has that is behind is not all that there was.
+#[test]
+fn a_device_that_is_behind_stands_in_for_no_other() {
+    let case = Case::new(Profile::Raid1c3, 3, 1);
+    let written = |stale: &[usize], lost: &[usize]| {
+        let volume = case.degraded(&[], stale);
+        case.lose(lost);
+        let done = volume.write(START, &case.data).and_then(|()| volume.flush());
+        case.lose(&[]);
+        (done.is_ok(), volume.failed().len())
+    };
+    assert_eq!(written(&[0], &[1]), (true, 1));
+    assert_eq!(written(&[0], &[1, 2]), (false, 0));
+    assert_eq!(written(&[0, 1], &[2]), (false, 0));
+    assert_eq!(written(&[0, 1], &[0]), (true, 1));
+    assert_eq!(written(&[], &[0, 1]), (true, 2));
 }

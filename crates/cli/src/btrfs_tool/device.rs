@@ -1,18 +1,15 @@
 //! `btrfs device`: of one device, what it holds, and the errors that its counters have.
 //!
-//! The counters lie in the device tree, where Linux writes them. Larder leaves them as they are: it
-//! reports an error to the program that meets it.
+//! The counters lie in the device tree, where Linux reads and writes them, too.
 
 use super::elsewhere::Anything;
 use super::mounted::Mounted;
 use super::units::Units;
 use super::{Done, Failed, Global, each, elsewhere, must_be_directory, usage};
-use crate::image::{Access, as_devices, open_devices};
+use crate::device_figures::{self, COUNTERS, counters, name, number};
 use crate::print;
-use crate::raw::session;
-use larder_format::{Key, KeyType, ObjectId};
 use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum What {
@@ -39,7 +36,7 @@ pub(crate) struct Stats {
     /// End with 64 if a counter is not zero
     #[arg(short, long)]
     check: bool,
-    /// Set the counters to zero (not supported)
+    /// Set the counters to zero after they are shown
     #[arg(short = 'z', long)]
     reset: bool,
     /// Print a table
@@ -61,7 +58,7 @@ pub(super) fn run(what: What, global: Global) -> Done {
         What::Stats(options) => stats(&options, global),
         What::Usage(options) => each(&options.paths, |path| {
             must_be_directory(path)?;
-            usage::device(&Mounted::at(path)?, options.units)
+            usage::device(&Mounted::at(path)?, &device_figures::of(path, false)?, options.units)
         }),
         What::Add(_) => elsewhere::refuse("device add"),
         What::Delete(_) => elsewhere::refuse("device delete"),
@@ -72,77 +69,76 @@ pub(super) fn run(what: What, global: Global) -> Done {
     }
 }
 
-/// The counters in their order on disk: names, and titles in a table.
-const COUNTERS: [(&str, &str); 5] = [
-    ("write_io_errs", "Write errors"),
-    ("read_io_errs", "Read errors"),
-    ("flush_io_errs", "Flush errors"),
-    ("corruption_errs", "Corruption errors"),
-    ("generation_errs", "Generation errors"),
-];
-
 /// Exit code where a counter is not zero and --check asks for that.
 const NOT_ZERO: u8 = 64;
 
 fn stats(options: &Stats, global: Global) -> Done {
-    if options.reset {
-        return elsewhere::refuse("device stats -z");
-    }
-    let source = if options.path.is_dir() {
-        PathBuf::from(Mounted::at(&options.path)?.source)
-    } else {
-        options.path.clone()
+    let source = match options.path.is_dir() {
+        true => Some(Mounted::at(&options.path)?.source),
+        false => None,
     };
-    let counters = counters(&source)?;
-    let shown = print::path(&source);
+    // An image that is in use is read as it is.
+    let devices = device_figures::of(&options.path, true)?;
+    let device = |value: &Value| Counted {
+        id: number(&value["id"]),
+        // The mount table knows the name that was mounted.
+        name: match &source {
+            Some(source) if devices.len() == 1 => print::path(source.as_ref()),
+            _ => print::name(name(value).as_bytes()),
+        },
+        counters: counters(value),
+    };
+    let counted: Vec<Counted> = devices.iter().map(device).collect();
     if global.json {
-        let mut line = Map::from_iter([
-            ("device".to_owned(), Value::from(shown)),
-            ("devid".to_owned(), Value::from(1)),
-        ]);
-        let named = COUNTERS.iter().zip(counters);
-        line.extend(named.map(|((name, _), n)| ((*name).to_owned(), n.into())));
-        print::json(&json!({ "__header": { "version": "1" }, "device-stats": [line] }))?;
+        let lines: Vec<Value> = counted.iter().map(Counted::json).collect();
+        print::json(&json!({ "__header": { "version": "1" }, "device-stats": lines }))?;
     } else if options.table {
-        table(&shown, counters)?;
+        table(&counted)?;
     } else {
-        for ((name, _), n) in COUNTERS.iter().zip(counters) {
-            print::line(&format!("[{shown}].{name:<16} {n}"))?;
+        for device in &counted {
+            for ((counter, _), n) in COUNTERS.iter().zip(device.counters) {
+                print::line(&format!("[{}].{counter:<16} {n}", device.name))?;
+            }
         }
     }
-    let bad = options.check && counters.iter().any(|n| *n != 0);
+    if options.reset {
+        device_figures::reset(&options.path)?;
+    }
+    let bad = options.check && counted.iter().any(|d| d.counters != [0; 5]);
     if bad { Err(Failed::silently().with_code(NOT_ZERO)) } else { Ok(()) }
 }
 
-fn table(shown: &str, counters: [u64; 5]) -> Done {
-    let width = shown.chars().count().max("Path".len());
-    let mut lines = [
-        format!("Id {:<width$}", "Path"),
-        format!("-- {}", "-".repeat(width)),
-        format!(" 1 {shown:<width$}"),
-    ];
-    for ((_, title), n) in COUNTERS.iter().zip(counters) {
+/// The counters of a device.
+struct Counted {
+    id: u64,
+    name: String,
+    counters: [u64; 5],
+}
+
+impl Counted {
+    fn json(&self) -> Value {
+        let mut line = Map::from_iter([
+            ("device".to_owned(), Value::from(self.name.clone())),
+            ("devid".to_owned(), Value::from(self.id)),
+        ]);
+        let named = COUNTERS.iter().zip(self.counters);
+        line.extend(named.map(|((name, _), n)| ((*name).to_owned(), n.into())));
+        line.into()
+    }
+}
+
+fn table(devices: &[Counted]) -> Done {
+    let longest = devices.iter().map(|d| d.name.chars().count()).max().unwrap_or(0);
+    let width = longest.max("Path".len());
+    let mut lines = vec![format!("Id {:<width$}", "Path"), format!("-- {}", "-".repeat(width))];
+    lines.extend(devices.iter().map(|d| format!("{:>2} {:<width$}", d.id, d.name)));
+    for (which, (_, title)) in COUNTERS.iter().enumerate() {
         let width = title.len();
         lines[0] += &format!(" {title}");
         lines[1] += &format!(" {}", "-".repeat(width));
-        lines[2] += &format!(" {n:>width$}");
+        for (line, device) in lines[2..].iter_mut().zip(devices) {
+            *line += &format!(" {:>width$}", device.counters[which]);
+        }
     }
     Ok(print::line(&lines.join("\n"))?)
-}
-
-/// What the last commit has. Where there is no item, nothing was ever counted.
-fn counters(source: &Path) -> Result<[u64; 5], Failed> {
-    const PERSISTENT_ITEM: KeyType = KeyType(249);
-    let mut counters = [0; 5];
-    // An image that is in use is read as it is: the item is in a tree of one block or two.
-    session(as_devices(&open_devices(source, Access::Read { force: true })?), |s| {
-        let Some(tree) = s.trees.tree(ObjectId::DEV_TREE) else { return Ok(()) };
-        let key = Key::new(0, PERSISTENT_ITEM, 1);
-        let Some(item) = tree.find(s.reader, key)? else { return Ok(()) };
-        for (counter, bytes) in counters.iter_mut().zip(item.as_chunks::<8>().0) {
-            *counter = u64::from_le_bytes(*bytes);
-        }
-        Ok(())
-    })?;
-    Ok(counters)
 }

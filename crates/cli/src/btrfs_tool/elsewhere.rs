@@ -4,7 +4,7 @@ use super::{Done, Failed};
 use std::ffi::OsString;
 
 /// Commands of btrfs-progs, and what to do. One that Larder learns leaves this list.
-const INSTEAD: [(&str, &str); 29] = [
+const INSTEAD: [(&str, &str); 28] = [
     ("balance start", "Larder has no balance; mounted by Linux, the image has one"),
     ("device add", ONE_DEVICE),
     ("device delete", ONE_DEVICE),
@@ -33,7 +33,6 @@ const INSTEAD: [(&str, &str); 29] = [
     ("check --repair", "Larder repairs nothing in place: see `larder restore`"),
     ("check", "see `larder check --help` for what it does, and `larder restore`"),
     ("subvolume list -d", "`larder stats` says how many subvolumes are being deleted"),
-    ("device stats -z", "Larder keeps no counters in the image"),
 ];
 
 const ONE_DEVICE: &str = "a file system of Larder has one device";

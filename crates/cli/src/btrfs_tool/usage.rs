@@ -4,7 +4,9 @@
 use super::Done;
 use super::mounted::{Mounted, Space};
 use super::units::Units;
+use crate::device_figures::{name, number};
 use crate::print;
+use serde_json::Value;
 use std::fmt::Write as _;
 
 /// Sums over all kinds, in bytes of the device.
@@ -141,16 +143,45 @@ fn tabular(mounted: &Mounted, spaces: &[Space], units: Units) -> String {
     .concat()
 }
 
-pub(super) fn device(mounted: &Mounted, units: Units) -> Done {
-    let mut out = format!("{}, ID: 1\n", print::harmless(&mounted.source));
-    let mut lines =
-        vec![("Device size:".to_owned(), mounted.size()), ("Device slack:".to_owned(), 0)];
-    let spaces = mounted.spaces();
-    lines.extend(spaces.iter().map(|s| (format!("{},{}:", s.name, s.profile), s.total * s.copies)));
-    lines.push(("Unallocated:".to_owned(), mounted.unallocated()));
-    for (name, bytes) in lines {
-        let width = 32usize.saturating_sub(name.len());
-        let _ = writeln!(out, "   {name}{:>width$}", units.text(bytes));
+pub(super) fn device(mounted: &Mounted, devices: &[Value], units: Units) -> Done {
+    let mut out = String::new();
+    for device in devices {
+        // The mount table knows the name that was mounted.
+        let shown = match devices.len() {
+            1 => mounted.source.clone(),
+            _ => name(device),
+        };
+        let _ = writeln!(out, "{}, ID: {}", print::harmless(&shown), device["id"]);
+        for (name, bytes) in parts(device) {
+            let width = 32usize.saturating_sub(name.len());
+            let _ = writeln!(out, "   {name}{:>width$}", units.text(bytes));
+        }
+        out.push('\n');
     }
+    out.pop();
     Ok(print::line(&out)?)
+}
+
+/// What is on a device, in the order of btrfs-progs.
+fn parts(device: &Value) -> Vec<(String, u64)> {
+    let size = number(&device["size"]);
+    let text = |part: &Value, key: &str| part[key].as_str().unwrap_or_default().to_owned();
+    let profile = |part: &Value| match text(part, "profile").as_str() {
+        "single" => "single".to_owned(),
+        other => other.to_uppercase(),
+    };
+    let mut chunks: Vec<(String, u64)> = device["allocated"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|p| (format!("{},{}:", text(p, "kind"), profile(p)), number(&p["bytes"])))
+        .collect();
+    // Data, metadata, system.
+    chunks.sort();
+    let taken: u64 = chunks.iter().map(|(_, bytes)| bytes).sum();
+    let mut parts = vec![("Device size:".to_owned(), size), ("Device slack:".to_owned(), 0)];
+    parts.append(&mut chunks);
+    // Linux counts here also what it keeps free for the superblock.
+    parts.push(("Unallocated:".to_owned(), size.saturating_sub(taken)));
+    parts
 }

@@ -10,6 +10,7 @@ mod cat;
 pub(crate) mod check;
 mod cp;
 mod dedupe;
+mod device;
 mod df;
 pub(crate) mod du;
 mod extract;
@@ -56,6 +57,7 @@ pub(crate) enum Command {
     Label(label::Args),
     Property(property::Args),
     Dedupe(dedupe::Args),
+    Device(device::Args),
     Df(df::Args),
     Du(du::Args),
     Trim(trim::Args),
@@ -98,6 +100,7 @@ pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Res
         Command::Label(a) => label::run(&a),
         Command::Dedupe(a) => dedupe::run(&a),
         Command::Du(a) => du::run(&a),
+        Command::Device(a) => device::run(&a),
         Command::Df(a) => df::run(&a),
         Command::Trim(a) => trim::run(&a),
         Command::Inspect(a) => inspect::run(&a),

@@ -196,16 +196,22 @@ fn images(args: &Args) -> anyhow::Result<()> {
     let access = if read_only { Access::Read { force: false } } else { Access::Write };
     let opened = open_devices(&image, access)?;
     let name = print::path(&image);
-    // It is not opened for writing: repairs change nothing that it says.
-    let options = OpenOptions {
-        read_only: true,
-        no_log_replay: true,
-        commit_interval: None,
-        degraded: args.degraded,
-        ..OpenOptions::default()
+    // It is not opened for writing: repairs change nothing that it says. Only a commit can say that
+    // a device is not behind any more.
+    let open = |read_only| {
+        let options = OpenOptions {
+            read_only,
+            no_log_replay: read_only,
+            commit_interval: None,
+            degraded: args.degraded,
+            ..OpenOptions::default()
+        };
+        Filesystem::open_devices(as_devices(&opened), options)
     };
-    let fs = Filesystem::open_devices(as_devices(&opened), options);
-    let fs = advise_content(advise_filesystem(fs, &name), &*opened[0])?;
+    let mut fs = advise_content(advise_filesystem(open(true), &name), &*opened[0])?;
+    if !read_only && !fs.devices_behind().is_empty() {
+        fs = open(false).unwrap_or(fs);
+    }
     note_devices(&name, &fs.info());
     if fs.info().has_unreplayed_log {
         print::say(&format!("larder: note: {name}: a log waits to be replayed; it is not read"));

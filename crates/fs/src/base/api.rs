@@ -431,6 +431,21 @@ pub struct FsInfo {
     pub missing_devices: Vec<MissingDevice>,
     /// Devices that are read only where the others do not suffice.
     pub stale_devices: Vec<StaleDevice>,
+    /// Chunks of which a part cannot be read, because it was on devices that are missing.
+    pub lost_chunks: Vec<LostChunk>,
+}
+
+/// A chunk that lacks more devices than its profile may lose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostChunk {
+    /// Its first address.
+    pub start: Logical,
+    /// Its bytes.
+    pub len: u64,
+    /// Its profile.
+    pub profile: &'static str,
+    /// The devices that it lacks.
+    pub devices: Vec<DeviceId>,
 }
 
 /// A device of a file system that was not there when it was opened.
@@ -448,8 +463,7 @@ impl fmt::Display for MissingDevice {
     }
 }
 
-/// A device that was away while others were written, or that a power cut has left one commit
-/// behind.
+/// A device that was away while others were written, or that a power cut has left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaleDevice {
     /// Its number.
@@ -465,6 +479,9 @@ pub struct StaleDevice {
 impl fmt::Display for StaleDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, name, generation, newest } = self;
+        if generation == newest {
+            return write!(f, "device {id} ({name}) lacks the last log of generation {newest}");
+        }
         write!(f, "device {id} ({name}) is of generation {generation}, the others of {newest}")
     }
 }

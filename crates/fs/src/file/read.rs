@@ -19,6 +19,7 @@ use crate::space::Run;
 use crate::tree::Version;
 use larder_format::items::{Compression, ExtentKind, ExtentRecord, InodeFlags};
 use larder_format::{Logical, ObjectId};
+use larder_volume::ErrorKind;
 use rayon::prelude::*;
 use std::sync::atomic::Ordering;
 
@@ -297,7 +298,10 @@ impl Reader<'_> {
         sum: Option<&[u8]>,
     ) -> Result<(), Error> {
         let core = self.core;
-        let copies = core.volume.copies(at)?;
+        let copies = match sum {
+            Some(_) => core.volume.copies(at)?,
+            None => core.volume.trusted_copies(at)?,
+        };
         let mut bad = Vec::new();
         let mut failure = None;
         for copy in 0..copies {
@@ -306,7 +310,10 @@ impl Reader<'_> {
                     self.repair(at, sector, &bad);
                     return Ok(());
                 }
-                Ok(()) => bad.push(copy),
+                Ok(()) => {
+                    core.volume.found_bad(at, copy, ErrorKind::Corruption);
+                    bad.push(copy);
+                }
                 Err(e) => {
                     bad.push(copy);
                     failure.get_or_insert(e);

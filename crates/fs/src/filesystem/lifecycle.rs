@@ -49,8 +49,7 @@ impl Filesystem {
         Self::open_devices(vec![device], options)
     }
 
-    /// The same for a file system on several devices, given in any order. It can only be read so
-    /// far.
+    /// The same for a file system on several devices, given in any order.
     ///
     /// # Errors
     /// As [`Filesystem::open`]; devices that do not belong together, and missing ones, are named.
@@ -65,6 +64,11 @@ impl Filesystem {
         if core.read_only.is_none() {
             fs.start_threads()?;
             crate::inode::orphan::clean_up_after_crash(&core)?;
+            // Until there is a mark, a device that is behind gets no superblock.
+            if core.marks_changed.load(Ordering::Acquire) {
+                core.touch()?;
+                core.commit()?;
+            }
         }
         Ok(fs)
     }
@@ -156,6 +160,9 @@ impl Filesystem {
         }
         crate::api::may_wait()?;
         let flushed = crate::file::flush_all(&self.core);
+        if self.core.volume.errors_have_changed() {
+            self.core.touch()?;
+        }
         self.core.commit()?;
         // Afterwards the image shows that freed space was given back.
         self.core.space.discards.wait();
@@ -189,7 +196,8 @@ impl Filesystem {
                 && !core.log_replayed.load(Ordering::Relaxed),
             metadata_dump: sb.metadata_dump().is_some(),
             missing_devices: core.missing_devices.clone(),
-            stale_devices: core.stale_devices.clone(),
+            stale_devices: self.devices_behind(),
+            lost_chunks: core.lost_chunks.clone(),
         }
     }
 

@@ -6,12 +6,14 @@
 //! and closing are in `lifecycle`.
 
 mod commit_source;
+mod device_states;
 mod devices;
 mod lifecycle;
 mod open;
 mod stats;
 mod subvolumes;
 
+pub use device_states::{DeviceErrors, DeviceFigures, DeviceState};
 pub use lifecycle::Filesystem;
 pub use stats::{MemoryStats, MemoryUse, Stats};
 

@@ -6,8 +6,8 @@
 //! says the reason.
 
 use super::commit_source::gathered;
-use super::devices::Members;
-use crate::api::{InodeId, MissingDevice, OpenOptions, SubvolChoice};
+use super::devices::{Compared, Members, go_on_counting, lost_chunks};
+use crate::api::{InodeId, OpenOptions, SubvolChoice};
 use crate::budget::Budget;
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
@@ -29,8 +29,8 @@ use larder_format::node::NodeView;
 use larder_format::{
     CsumType, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId, csum,
 };
-use larder_volume::{Assembly, Device, Volume, VolumeError, VolumeResult, unflattened};
-use std::sync::atomic::AtomicU64;
+use larder_volume::{Assembly, Device, ErrorKind, Volume, VolumeError, VolumeResult, unflattened};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 #[derive(Debug)]
@@ -47,6 +47,9 @@ impl BlockReader for VolumeReader {
     }
     fn repair(&self, at: Logical, data: &[u8], copy: usize) -> VolumeResult<()> {
         self.0.write_one_copy(at, data, copy)
+    }
+    fn found_bad(&self, at: Logical, copy: usize, what: ErrorKind) {
+        self.0.found_bad(at, copy, what);
     }
 }
 
@@ -154,18 +157,14 @@ impl Trees<'_> {
     fn at(&self, id: TreeId, root: Pointer) -> Tree {
         Tree::new(id, self.store.clone(), root, Generation(0), self.stats.clone())
     }
-    /// Maps all chunks of the chunk tree. Returns which devices are missing.
-    fn map_chunks(
-        &self,
-        volume: &Volume,
-        sb: &Superblock,
-        members: &Members,
-    ) -> Result<Vec<MissingDevice>> {
+    /// Maps all chunks of the chunk tree. Returns which devices are missing or behind.
+    fn map_chunks(&self, volume: &Volume, sb: &Superblock, members: &Members) -> Result<Compared> {
         let chunks = self.at(ObjectId::CHUNK_TREE, chunk_root(sb)).version(self.epochs.enter());
-        let missing = members.compare(&chunks, sb)?;
+        let compared = members.compare(&chunks, sb)?;
+        compared.stale.iter().for_each(|stale| volume.set_behind(stale.id));
         read_chunks(volume, &chunks)?;
         members.suffice(volume)?;
-        Ok(missing)
+        Ok(compared)
     }
     /// The global trees. All chunks are mapped, because the root tree lies in them.
     fn load(&self, sb: &Superblock) -> Result<Roots> {
@@ -229,16 +228,20 @@ impl Core {
         let epochs = Arc::new(Epochs::new());
         let tree_stats = Arc::new(TreeStats::default());
         let trees = Trees { store: &store, stats: &tree_stats, epochs: &epochs };
-        let missing_devices = trees.map_chunks(&volume, &sb, &members)?;
+        let compared = trees.map_chunks(&volume, &sb, &members)?;
         let roots = trees.load(&sb)?;
+        go_on_counting(&roots.dev.version(epochs.enter()), &volume)?;
         if read_only.is_none() {
             volume.may_be_written().map_err(how_to_read)?;
             check_finished(device, &roots, &epochs.enter())?;
         }
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
-        let superblocks = Superblocks::new(sb.clone(), &roots.chunk.version(epochs.enter()))?;
-        let superblock_written = SuperblockWritten { generation, superblocks };
+        let chunks = roots.chunk.version(epochs.enter());
+        let superblocks = Superblocks::new(sb.clone(), &chunks, volume.behind())?;
+        drop(chunks);
+        let superblock_written = SuperblockWritten { generation, superblocks, logs: 0 };
+        let lost_chunks = lost_chunks(&volume);
         let flushes = Flushes::new(volume.clone(), options.tuning.early_flush_bytes);
         let ground = Ground {
             csum,
@@ -251,8 +254,10 @@ impl Core {
             volume,
             options,
             read_only,
-            missing_devices,
-            stale_devices: members.stale(),
+            missing_devices: compared.missing,
+            stale_devices: compared.stale,
+            marks_changed: AtomicBool::new(compared.unmarked),
+            lost_chunks,
             superblock: Mutex::new(sb),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),

@@ -56,6 +56,11 @@ figures! {
         device_direct: bool = core.volume.devices().all(|(_, device)| device.is_direct()),
         device_discards: u64 = device(core, |s| s.discards),
         device_discarded_bytes: u64 = device(core, |s| s.discarded_bytes),
+        /// Numbers of the devices that have failed, and of those that are behind the others.
+        devices_failed: Vec<u64> = core.volume.failed().iter().map(|id| id.0).collect(),
+        devices_behind: Vec<u64> = core.volume.behind().iter().map(|id| id.0).collect(),
+        /// Numbers of the devices that were missing when the file system was opened.
+        devices_missing: Vec<u64> = core.missing_devices.iter().map(|d| d.id.0).collect(),
         /// Bytes written by callers that are not in extents yet.
         delayed_bytes: u64 = core.data.delayed_bytes(),
         /// Bytes that were compressed, and their length afterwards. Bytes that were tried and did

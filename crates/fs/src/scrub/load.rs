@@ -81,7 +81,11 @@ pub(super) fn load<'a>(
     let copies = stripes.map(|stripe| {
         let mut bytes = buffers.pop().unwrap_or_default();
         bytes.resize(index(strip.len()), 0);
-        Copy { is_here: core.volume.is_usable(stripe.device), bytes, unreadable: BTreeSet::new() }
+        Copy {
+            is_here: core.volume.takes_writes(stripe.device),
+            bytes,
+            unreadable: BTreeSet::new(),
+        }
     });
     let mut loaded = Loaded { strip, view, content, copies: copies.collect() };
     read_all(core, control, &mut loaded, &wanted);

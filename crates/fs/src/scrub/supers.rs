@@ -4,8 +4,9 @@
 //! besides. Superblocks come last: with a superblock of the last commit a device that had been away
 //! counts as one that was not, so everything else on it has to be right before.
 //!
-//! While a file system is written, a commit writes all copies anew. Otherwise the copies that are
-//! bad are written, as the last commit wrote them.
+//! While a file system is written, a commit writes all copies anew, and takes the mark from a device
+//! that was behind. Otherwise the copies that are bad are written, as the last commit wrote them. A
+//! mark stays then.
 
 use super::control::ScrubControl;
 use super::report::ScrubOptions;
@@ -16,6 +17,7 @@ use larder_format::{DeviceId, Physical, Superblock};
 use larder_volume::superblock::{SuperCopies, read_all_superblocks, write_superblocks};
 use larder_volume::{Device, VolumeError};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Copies that are bad.
 struct Bad {
@@ -45,12 +47,31 @@ pub(super) fn judge(core: &Core, control: &ScrubControl, options: ScrubOptions) 
             }
         }
     }
-    if !options.read_only && core.read_only.is_some() {
-        for id in behind {
-            bring_up_to_date(core, control, id)?;
-        }
+    let all_is_right = |id: &DeviceId| {
+        core.volume.takes_writes(*id) && control.with(|state| state.of(*id).uncorrectable) == 0
+    };
+    let done: Vec<DeviceId> =
+        behind.into_iter().filter(all_is_right).filter(|_| !options.read_only).collect();
+    if core.read_only.is_none() {
+        unmark(core, &done)?;
+        control.with(|state| state.brought_up_to_date.extend(done.iter().map(|id| id.0)));
+        return Ok(());
+    }
+    for id in done {
+        bring_up_to_date(core, control, id)?;
     }
     Ok(())
+}
+
+/// From the next commit on these devices count as any other.
+fn unmark(core: &Core, devices: &[DeviceId]) -> Result<()> {
+    if devices.is_empty() {
+        return Ok(());
+    }
+    devices.iter().for_each(|id| core.volume.set_current(*id));
+    core.marks_changed.store(true, Ordering::Release);
+    core.touch()?;
+    core.commit_now()
 }
 
 /// The copies that are bad, of all devices that were not away.
@@ -58,10 +79,10 @@ fn bad_copies(core: &Core, control: &ScrubControl, behind: &[DeviceId]) -> Vec<B
     let written = core.superblock_written.lock();
     let mut bad = Vec::new();
     for (id, device) in core.volume.devices() {
-        if behind.contains(&id) || !core.volume.is_usable(id) {
+        if behind.contains(&id) || !core.volume.takes_writes(id) {
             continue;
         }
-        let should = written.superblocks.of(id);
+        let should = written.superblocks.made_for(id);
         let size = should.dev_item.total_bytes.get();
         control.own();
         let copies = read_all_superblocks(&**device);
@@ -110,7 +131,7 @@ fn repair(core: &Core, control: &ScrubControl, bad: &[Bad]) -> Result<bool> {
 
 /// A copy as it should be. Only the first one has a log.
 fn copy(written: &SuperblockWritten, id: DeviceId, at: Physical) -> Box<Superblock> {
-    let mut superblock = written.superblocks.of(id);
+    let mut superblock = written.superblocks.made_for(id);
     if at != larder_format::SUPER_OFFSETS[0] {
         superblock.log_root.set(0);
         superblock.log_root_level = 0;
@@ -119,17 +140,17 @@ fn copy(written: &SuperblockWritten, id: DeviceId, at: Physical) -> Box<Superblo
 }
 
 /// A device had been away, and everything else on it is right now: it gets superblocks of the last
-/// commit.
+/// commit. Only a commit could take a mark away.
 fn bring_up_to_date(core: &Core, control: &ScrubControl, id: DeviceId) -> Result<()> {
-    let left = control.with(|state| state.of(id).uncorrectable);
     let device = core.volume.devices().find(|(other, _)| *other == id);
-    let Some((_, device)) = device.filter(|_| left == 0 && core.volume.is_usable(id)) else {
-        return Ok(());
-    };
+    let Some((_, device)) = device else { return Ok(()) };
     // What the superblock leads to has to be durable before.
     core.volume.flush()?;
     let written = core.superblock_written.lock();
-    let superblock = written.superblocks.of(id);
+    if written.superblocks.has_mark(id) {
+        return Ok(());
+    }
+    let superblock = written.superblocks.made_for(id);
     let mirrors = copy(&written, id, Physical(0));
     write_superblocks(&**device, &mirrors, SuperCopies::All)?;
     write_superblocks(&**device, &superblock, SuperCopies::Primary)?;

@@ -26,7 +26,7 @@ use crate::space::groups::{self, ClusterUser, FreeSource, Groups};
 use crate::space::preallocated::PreallocatedBlocks;
 use crate::space::reserve::{Overcommit, Reservation, Space as Accounts, global_reserve_size};
 use crate::space::stripes::Unit;
-use crate::space::{Pinned, Run, SpaceKind};
+use crate::space::{DeviceUsage, Pinned, Run, SpaceKind};
 use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, Profile};
@@ -195,8 +195,9 @@ impl Allocator {
     fn metadata_capacity(&self, device: &DeviceSpace, plan: Option<&ChunkPlan>) -> u64 {
         device.capacity(&self.wanted(SpaceKind::Metadata), plan)
     }
-    /// Chunks have gone. Tells the accounts how much device space can still become metadata.
-    fn note_device_space(&self) {
+    /// Chunks have gone, or devices. Tells the accounts how much device space can still become
+    /// metadata.
+    pub(crate) fn note_device_space(&self) {
         self.size_global_reserve();
         let device = self.device.lock();
         self.accounts.set_overcommit(self.overcommit(self.metadata_capacity(&device, None)));
@@ -420,6 +421,10 @@ impl Allocator {
     pub(crate) fn device_bytes(&self) -> (u64, u64) {
         let device = self.device.lock();
         (device.size(), device.unallocated())
+    }
+    /// All devices, and what chunks take of them.
+    pub(crate) fn devices(&self) -> Vec<DeviceUsage> {
+        self.device.lock().usage()
     }
     /// Bytes that a new chunk for `kind` would have; 0 without room for one.
     pub(crate) fn next_chunk(&self, kind: SpaceKind) -> u64 {

@@ -19,6 +19,7 @@ use larder_format::{
     Superblock,
 };
 use larder_volume::Volume;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::FromBytes;
@@ -40,6 +41,27 @@ struct OneDevice {
     taken: BTreeMap<Physical, u64>,
     /// What the device was told of outside of them.
     told: Told,
+}
+
+/// What chunks of one kind take of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AllocatedOnDevice {
+    /// `Data`, `Metadata`, `System`, `Data+Metadata`.
+    pub kind: &'static str,
+    /// `single`, `raid1`.
+    pub profile: &'static str,
+    /// Bytes of the device.
+    pub bytes: u64,
+}
+
+/// A device, and what chunks take of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceUsage {
+    pub(crate) id: DeviceId,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) size: u64,
+    pub(crate) allocated: Vec<AllocatedOnDevice>,
+    pub(crate) unallocated: u64,
 }
 
 fn corrupt_item(tree: ObjectId, key: Key) -> impl Fn(FormatError) -> Error {
@@ -87,6 +109,32 @@ impl DeviceSpace {
     fn present(&self) -> impl Iterator<Item = (DeviceId, &OneDevice)> {
         let here = self.devices.iter().filter(|(id, _)| self.volume.takes_writes(**id));
         here.map(|(id, d)| (*id, d))
+    }
+    /// All devices, also those that are missing.
+    pub(super) fn usage(&self) -> Vec<DeviceUsage> {
+        let of = |(id, device): (&DeviceId, &OneDevice)| DeviceUsage {
+            id: *id,
+            uuid: device.uuid,
+            size: device.size,
+            allocated: self.allocated_on(*id),
+            unallocated: device.unallocated(),
+        };
+        self.devices.iter().map(of).collect()
+    }
+    fn allocated_on(&self, id: DeviceId) -> Vec<AllocatedOnDevice> {
+        let mut by_kind: BTreeMap<u64, u64> = BTreeMap::new();
+        for chunk in self.chunks.values() {
+            let stripes = chunk.stripes.iter().filter(|s| s.devid == id).count() as u64;
+            if stripes > 0 {
+                *by_kind.entry(chunk.flags.bits()).or_default() += stripes * chunk.stripe_bytes();
+            }
+        }
+        let named = |(bits, bytes)| {
+            let flags = BlockGroupFlags::from_bits_retain(bits);
+            let profile = flags.profile().map_or("unknown", Profile::name);
+            AllocatedOnDevice { kind: flags.type_name(), profile, bytes }
+        };
+        by_kind.into_iter().map(named).collect()
     }
     /// Bytes of all devices.
     pub(super) fn size(&self) -> u64 {

@@ -46,6 +46,8 @@ mod tests;
 pub(crate) mod trim;
 pub(crate) mod usage;
 
+pub use device::AllocatedOnDevice;
+pub(crate) use device::DeviceUsage;
 pub(crate) use device::device_items;
 pub(crate) use kind::SpaceKind;
 pub(crate) use run::Pinned;

@@ -37,7 +37,7 @@ impl Ground {
         // A log's superblock is of the transaction before, so it is never written after this one.
         let mut written = self.superblock_written.lock();
         self.flush_around(&superblocks)?;
-        *written = SuperblockWritten { generation, superblocks };
+        *written = SuperblockWritten { generation, superblocks, logs: 0 };
         Ok(())
     }
 
@@ -97,11 +97,12 @@ impl Ground {
         generation: Generation,
         root: &Pointer,
     ) -> Result<bool> {
-        let written = self.superblock_written.lock();
+        let mut written = self.superblock_written.lock();
         if written.generation >= generation {
             return Ok(false);
         }
-        let before = &written.superblocks;
+        written.logs += 1;
+        let (before, number) = (&written.superblocks, written.logs);
         let follows = before.common.generation.get() + 1 == generation.0;
         assert!(
             follows || fault!(self.options.tuning, LogEarlySuper),
@@ -110,6 +111,7 @@ impl Ground {
         let superblocks = before.with_log(|superblock| {
             superblock.log_root = U64::new(root.at.0);
             superblock.log_root_level = root.level;
+            superblock.set_log_number(number);
         });
         self.volume.write_superblocks(&|id| superblocks.of(id), SuperCopies::Primary)?;
         Ok(true)

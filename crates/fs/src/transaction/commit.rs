@@ -9,6 +9,7 @@
 //! What it writes into block groups and the free-space tree comes from *applied* references alone.
 //! The allocator's own map is ahead of them: it already lacks blocks of the next transaction.
 
+mod devices;
 mod roots;
 mod source;
 mod space;
@@ -168,6 +169,7 @@ impl<'a> Committer<'a> {
         self.rebuild_free_space()?;
         self.write_new_groups()?;
         self.remove_empty_groups()?;
+        self.write_devices()?;
         for f in frozen {
             self.write_subvolume_root(f)?;
         }

@@ -7,7 +7,7 @@
 //! Here are the few services that join the parts: reserving, checking whether writing is still
 //! allowed, asking for commits.
 
-use crate::api::{MissingDevice, OpenOptions, StaleDevice, Timestamp};
+use crate::api::{LostChunk, MissingDevice, OpenOptions, StaleDevice, Timestamp};
 use crate::budget::Budget;
 use crate::completion::{self, Completion};
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ use larder_format::{CsumType, Generation, Key, Logical, Superblock};
 use larder_volume::{Volume, VolumeResult};
 use std::hash::{Hash as _, Hasher as _};
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// What an open file system is made of, below files.
@@ -44,8 +44,12 @@ pub(crate) struct Ground {
     pub(crate) read_only: Option<String>,
     /// Devices that were missing when it was opened.
     pub(crate) missing_devices: Vec<MissingDevice>,
-    /// Devices that were behind the others.
+    /// Devices that were behind the others when it was opened.
     pub(crate) stale_devices: Vec<StaleDevice>,
+    /// The marks of devices that are behind have to be written ([`super::commit`]).
+    pub(crate) marks_changed: AtomicBool,
+    /// Chunks of which a part cannot be read.
+    pub(crate) lost_chunks: Vec<LostChunk>,
     pub(crate) fake_time: AtomicU64,
     pub(crate) published: AtomicU64,
     /// The superblock that a commit wrote last, without a log. Held while a superblock is written.
@@ -61,6 +65,8 @@ pub(crate) struct Ground {
 pub(crate) struct SuperblockWritten {
     pub(crate) generation: Generation,
     pub(crate) superblocks: Superblocks,
+    /// Logs that were attached to it.
+    pub(crate) logs: u64,
 }
 
 /// What has to be kept for the commit because of notes.
@@ -108,6 +114,11 @@ impl Ground {
                 None => Ok(()),
             },
         }
+    }
+    /// Makes the next commit take place, also if nothing else changes.
+    pub(crate) fn touch(&self) -> Result<()> {
+        self.begin(1)?.txn.touch();
+        Ok(())
     }
     /// How memory is divided.
     pub(crate) fn budget(&self) -> Budget {

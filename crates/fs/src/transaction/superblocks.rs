@@ -12,16 +12,25 @@ pub(crate) struct Superblocks {
     pub(crate) common: Box<Superblock>,
     /// Items of all devices. None where there is one device.
     items: Vec<DevItem>,
+    /// Devices that are behind while no mark says so. With a new superblock they would look as
+    /// good as the others.
+    withheld: Vec<DeviceId>,
 }
 
 impl Superblocks {
-    /// The superblocks that go with this tree of chunks.
+    /// The superblocks that go with this tree of chunks, while these devices are behind.
     ///
     /// # Errors
     /// Reading; `Corrupt` for device items that cannot be right.
-    pub(crate) fn new(common: Box<Superblock>, chunks: &Version) -> Result<Self> {
+    pub(crate) fn new(
+        common: Box<Superblock>,
+        chunks: &Version,
+        behind: Vec<DeviceId>,
+    ) -> Result<Self> {
         let items = if common.num_devices() > 1 { device_items(chunks)? } else { Vec::new() };
-        let this = Self { common, items };
+        let has_mark = |id| items.iter().any(|i: &DevItem| id_of(i) == id && i.generation != 0);
+        let withheld = behind.into_iter().filter(|id| !has_mark(*id)).collect();
+        let this = Self { common, items, withheld };
         let own = this.common.device_id();
         if this.items.is_empty() || this.items.iter().any(|item| id_of(item) == own) {
             return Ok(this);
@@ -30,13 +39,23 @@ impl Superblocks {
         Err(Error::corrupt(Place::tree(ObjectId::CHUNK_TREE), what))
     }
 
-    /// That of a device.
-    pub(crate) fn of(&self, device: DeviceId) -> Box<Superblock> {
+    /// That of a device. `None`: it keeps the one that it has.
+    pub(crate) fn of(&self, device: DeviceId) -> Option<Box<Superblock>> {
+        (!self.withheld.contains(&device)).then(|| self.made_for(device))
+    }
+
+    /// That of a device, even if it is withheld.
+    pub(crate) fn made_for(&self, device: DeviceId) -> Box<Superblock> {
         let mut superblock = self.common.clone();
         if let Some(item) = self.items.iter().find(|item| id_of(item) == device) {
             superblock.dev_item = *item;
         }
         superblock
+    }
+
+    /// Does a mark say that the device is behind?
+    pub(crate) fn has_mark(&self, device: DeviceId) -> bool {
+        self.items.iter().any(|item| id_of(item) == device && item.generation.get() != 0)
     }
 
     /// The same with a log attached.

@@ -10,7 +10,7 @@ use crate::tree::image::NodeFormat;
 use crate::tree::node::Node;
 use larder_format::check::{Expect, check_node, owner_fits};
 use larder_format::{CsumType, Generation, Key, Logical, TreeId};
-use larder_volume::VolumeResult;
+use larder_volume::{ErrorKind, VolumeResult};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use std::sync::Arc;
@@ -30,6 +30,10 @@ pub(crate) trait BlockReader: Send + Sync + std::fmt::Debug {
     fn read_at_once(&self, at: Logical, buf: &mut [u8]) -> bool {
         let _ = (at, buf);
         false
+    }
+    /// A copy that could be read is bad.
+    fn found_bad(&self, at: Logical, copy: usize, what: ErrorKind) {
+        let _ = (at, copy, what);
     }
     /// Writes one copy anew from good bytes. It is called only where the file system is writable.
     ///
@@ -233,10 +237,13 @@ impl NodeStore {
                         }
                         return Ok(buf);
                     }
-                    Err(e) => Error::corrupt(
-                        Place { tree: Some(owner), address: Some(ptr.at), ..Place::default() },
-                        e.to_string(),
-                    ),
+                    Err(e) => {
+                        self.reader.found_bad(ptr.at, copy, self.kind_of_error(bytes, ptr));
+                        Error::corrupt(
+                            Place { tree: Some(owner), address: Some(ptr.at), ..Place::default() },
+                            e.to_string(),
+                        )
+                    }
                 },
                 Err(e) => e.into(),
             };
@@ -244,6 +251,16 @@ impl NodeStore {
             first_error.get_or_insert(error);
         }
         Err(first_error.expect("at least one copy was tried"))
+    }
+
+    /// What is wrong with a block? One that is right in itself may be an older one.
+    fn kind_of_error(&self, bytes: &[u8], ptr: &Pointer) -> ErrorKind {
+        let found = larder_format::node::NodeView(bytes);
+        if found.csum_matches(self.csum) && found.generation() != ptr.generation {
+            ErrorKind::Generation
+        } else {
+            ErrorKind::Corruption
+        }
     }
 
     /// A buffer of the size of a node. Nothing else refers to it.

@@ -5,7 +5,8 @@ use super::Server;
 use super::changes::Change;
 use super::report::text;
 use crate::control::{
-    FITRIM, GET_LABEL, IOC_DF, IOC_START_SYNC, IOC_STATS, IOC_SYNC, LABEL_LEN, SET_LABEL, ioc,
+    FITRIM, GET_LABEL, IOC_DEVICE, IOC_DF, IOC_RESET_DEVICE_ERRORS, IOC_START_SYNC, IOC_STATS,
+    IOC_SYNC, LABEL_LEN, SET_LABEL, ioc,
 };
 use crate::errno::Errno;
 use crate::handler::{ExecContext, Failure, Outcome, Reply, Request};
@@ -218,6 +219,12 @@ impl Server {
                 Vec::new()
             }
             FITRIM => self.trim(call)?,
+            IOC_DEVICE => text(&self.device_json(call.word(0)?)),
+            IOC_RESET_DEVICE_ERRORS => {
+                self.must_be_privileged(call.request)?;
+                self.fs.reset_device_errors()?;
+                Vec::new()
+            }
             IOC_STATS => text(&self.stats_json()),
             IOC_DF => text(&self.df_json()?),
             _ => return Ok(None),

@@ -6,7 +6,7 @@
 
 use super::Server;
 use super::ioctl::{FSSETXATTR, SETFLAGS};
-use crate::control::{FITRIM, SET_LABEL};
+use crate::control::{FITRIM, IOC_RESET_DEVICE_ERRORS, SET_LABEL};
 use crate::errno::Errno;
 use crate::proto::Opcode;
 use crate::sharing::{IOC_CLONE, IOC_DEDUPE};
@@ -43,6 +43,7 @@ fn changes_by(command: u32) -> bool {
             FSSETXATTR
                 | SET_LABEL
                 | FITRIM
+                | IOC_RESET_DEVICE_ERRORS
                 | IOC_CLONE
                 | IOC_DEDUPE
                 | IOC_SNAPSHOT

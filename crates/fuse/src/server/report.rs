@@ -49,6 +49,16 @@ impl Server {
         }))
     }
 
+    /// The device with this place in the list; null behind the last one.
+    pub(super) fn device_json(&self, n: u64) -> serde_json::Value {
+        let devices = self.fs.devices();
+        let device = usize::try_from(n).ok().and_then(|n| devices.get(n));
+        serde_json::json!({
+            "count": devices.len(),
+            "device": serde_json::to_value(device).unwrap_or_default(),
+        })
+    }
+
     pub(super) fn info_json(&self) -> serde_json::Value {
         let info = self.fs.info();
         serde_json::json!({

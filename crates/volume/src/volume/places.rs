@@ -7,7 +7,7 @@
 use super::{Member, Volume, Worth};
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::Stripe;
-use larder_format::{DeviceId, Logical};
+use larder_format::Logical;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Volume {
@@ -51,19 +51,6 @@ impl Volume {
         let found = self.map.lookup(at, 1)?;
         let best = (0..found.ways).map(|way| self.worth(at, &found, way)).min();
         Ok(best == Some(Worth::Current))
-    }
-
-    /// May a device of that number be read and written?
-    #[must_use]
-    pub fn is_usable(&self, id: DeviceId) -> bool {
-        self.member(id).is_some_and(|member| !member.has_failed())
-    }
-
-    /// Devices that were away while others were written, and hold anything where no checksum says
-    /// what is right.
-    #[must_use]
-    pub fn behind(&self) -> Vec<DeviceId> {
-        self.members.iter().filter(|m| m.behind > 0).map(|m| m.id).collect()
     }
 
     /// So many transfers were asked of the devices since the volume was opened, flushes included.

@@ -165,7 +165,8 @@ fn a_volume_is_opened_by_its_superblock() {
     sb.set_sys_chunk_bytes(&encode_sys_array([(key, &system)]).unwrap()).unwrap();
     let assembly = |sb: &Superblock| {
         let (id, uuid) = (sb.device_id(), uuid::Uuid::nil());
-        let found = Found { id, uuid, generation: sb.generation(), device: device() };
+        let generation = sb.generation();
+        let found = Found { id, uuid, generation, is_stale: false, device: device() };
         Assembly { superblock: Box::new(*sb), devices: vec![found] }
     };
     let v = Volume::open(assembly(&sb), false).unwrap();

@@ -7,10 +7,11 @@
 //! an old superblock, by which it is known as stale when the file system is opened next.
 //!
 //! Where no other device has the bytes, the caller gets the error, and the device counts as before:
-//! whether to go on is for the layers above to say.
+//! whether to go on is for the layers above to say. A device that is behind gets every write. But
+//! it lacks what was written before, so a device that fails is not left out for its sake.
 
 use super::rows::{Fill, Piece};
-use super::{Member, Volume};
+use super::{ErrorKind, Member, Volume};
 use crate::device::Write;
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{MappedChunk, Stripe};
@@ -164,7 +165,7 @@ impl Volume {
     ) -> Vec<(usize, VolumeError)> {
         let mut refusing: Vec<DeviceId> = refused.iter().map(|(m, ..)| m.id).collect();
         refusing.dedup();
-        let is_gone = |id| refusing.contains(&id) || self.member(id).is_none_or(Member::has_failed);
+        let is_gone = |id| refusing.contains(&id) || self.member(id).is_none_or(Member::is_no_help);
         let is_lost = |t: &Transfer<'_>| {
             let chunk = self.map.chunk_on(t.stripe);
             chunk.is_none_or(|start| self.map.is_lost(start, &is_gone))
@@ -200,16 +201,20 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes to each device the superblock that is its own. Not durable before a flush.
+    /// Writes to each device the superblock that is its own, if it is to have one. Not durable
+    /// before a flush.
     ///
     /// # Errors
     /// [`VolumeError::Io`] when a device fails without which something cannot be read.
     pub fn write_superblocks(
         &self,
-        of: &(dyn Fn(DeviceId) -> Box<Superblock> + Sync),
+        of: &(dyn Fn(DeviceId) -> Option<Box<Superblock>> + Sync),
         which: SuperCopies,
     ) -> VolumeResult<()> {
-        self.on_all(|member| member.write_superblock(&of(member.id), which))
+        self.on_all(|member| match of(member.id) {
+            Some(superblock) => member.write_superblock(&superblock, which),
+            None => Ok(()),
+        })
     }
 
     /// Has something done on all devices that have not failed. An error counts if not everything
@@ -226,10 +231,12 @@ impl Volume {
         if failed.is_empty() {
             return Ok(());
         }
-        let is_gone = |id| {
-            failed.iter().any(|(m, _)| m.id == id) || self.member(id).is_none_or(Member::has_failed)
+        let was_gone = |id| self.member(id).is_none_or(Member::is_no_help);
+        let is_gone = |id| failed.iter().any(|(m, _)| m.id == id) || was_gone(id);
+        let is_lost = |chunk: &MappedChunk| {
+            let without = |gone: &dyn Fn(DeviceId) -> bool| self.map.is_lost(chunk.start, gone);
+            without(&is_gone) && !without(&was_gone)
         };
-        let is_lost = |chunk: &MappedChunk| self.map.is_lost(chunk.start, &is_gone);
         if self.members.iter().all(|m| is_gone(m.id)) || self.map.chunks().iter().any(is_lost) {
             let first = failed.into_iter().next();
             return first.map_or(Ok(()), |(_, error)| Err(error));
@@ -258,7 +265,7 @@ impl Member {
             match result {
                 Ok(()) => _ = completed.fetch_add(write.len(), Relaxed),
                 Err(e) => {
-                    self.counters.write_errors.fetch_add(1, Relaxed);
+                    self.went_wrong(ErrorKind::Write);
                     failed.push((n, self.error("write", write.at, write.len(), e)));
                 }
             }
@@ -277,7 +284,7 @@ impl Member {
     fn flush(&self) -> VolumeResult<()> {
         self.counters.flushes.fetch_add(1, Relaxed);
         self.device.flush().map_err(|e| {
-            self.counters.flush_errors.fetch_add(1, Relaxed);
+            self.went_wrong(ErrorKind::Flush);
             self.error("flush", Physical(0), self.device.size(), e)
         })
     }
@@ -291,7 +298,7 @@ impl Member {
         self.counters.writes.fetch_add(copies, Relaxed);
         self.counters.written_bytes.fetch_add(bytes, Relaxed);
         superblock::write_superblocks(&*self.device, superblock, which).inspect_err(|_| {
-            self.counters.write_errors.fetch_add(1, Relaxed);
+            self.went_wrong(ErrorKind::Write);
         })
     }
 }

@@ -10,7 +10,7 @@ use crate::attach::{Answer, Found, MountRequest};
 use crate::failure::Advise;
 use crate::mount_options::{MountWishes, whole};
 use crate::state::{self, Claim, Outcome, Watch};
-use crate::utab;
+use crate::{devices, utab};
 use anyhow::{Context, anyhow, bail};
 use larder_fuse::{MountHelper, Unmounter};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -31,7 +31,8 @@ pub(super) fn mount(
     mountpoint: &Path,
 ) -> anyhow::Result<Option<Further>> {
     let source = args.source();
-    let Some(found) = Found::of(&source) else { return Ok(None) };
+    let by_another_name = || devices::others(&source).iter().find_map(|path| Found::of(path));
+    let Some(found) = Found::of(&source).or_else(by_another_name) else { return Ok(None) };
     let shown = source.display().to_string();
     let image = std::fs::canonicalize(&source).with_context(|| shown.clone())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;

@@ -257,6 +257,20 @@ fn state(told: Told<'_>, out: &mut Lines) {
     if let Some(why) = told.text("engine.read_only") {
         said.push(format!("nothing can be written: {}", print::name(why.as_bytes())));
     }
+    let devices = |name: &str| {
+        let ids = told.get(&format!("engine.devices_{name}")).and_then(Value::as_array);
+        let ids: Vec<String> = ids.into_iter().flatten().map(ToString::to_string).collect();
+        (!ids.is_empty()).then(|| ids.join(", "))
+    };
+    if let Some(ids) = devices("failed") {
+        said.push(format!("device {ids} has failed: what is written now has fewer copies"));
+    }
+    if let Some(ids) = devices("missing") {
+        said.push(format!("device {ids} is missing: what is written now has fewer copies"));
+    }
+    if let Some(ids) = devices("behind") {
+        said.push(format!("device {ids} was away: `larder scrub` brings it up to date"));
+    }
     let damaged = told.number("engine.damaged_copies");
     if damaged > 0 {
         let found = if damaged == 1 { "a damaged copy was" } else { "damaged copies were" };

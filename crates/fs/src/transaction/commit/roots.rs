@@ -118,7 +118,7 @@ impl Committer<'_> {
         Ok(())
     }
 
-    fn put(&mut self, tree: &Tree, key: &Key, data: &[u8]) -> Result<()> {
+    pub(super) fn put(&mut self, tree: &Tree, key: &Key, data: &[u8]) -> Result<()> {
         let mut ops = self.ops(tree);
         if ops.get(key)?.is_some() { ops.update(key, data) } else { ops.insert(key, data) }
     }

@@ -13,7 +13,7 @@ impl Committer<'_> {
     /// The superblocks of this transaction.
     pub(super) fn superblocks(&self) -> Result<Superblocks> {
         let chunks = self.ground.roots.chunk.version(self.ground.epochs.enter());
-        Superblocks::new(self.superblock()?, &chunks)
+        Superblocks::new(self.superblock()?, &chunks, self.ground.volume.behind())
     }
 
     /// That of the device whose item it holds.
@@ -32,6 +32,7 @@ impl Committer<'_> {
         sb.chunk_root_level = chunk.level;
         sb.log_root = U64::new(0);
         sb.log_root_level = 0;
+        sb.set_log_number(0);
         sb.bytes_used = U64::new(ground.space.disk_used());
         // A v1 space cache would be out of date now. 0 never equals a generation, so Linux rebuilds
         // it.
