@@ -478,12 +478,12 @@ impl Groups {
     pub(crate) fn all(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().cloned().collect()
     }
-    /// Sectors of the longest row that data may lie in, on so many devices: what a sector of data
-    /// may hold back, with itself. 1 where no data has parity.
-    pub(crate) fn widest_row(&self, devices: u64) -> u64 {
+    /// Sectors of the longest row that a kind may have, on so many devices: what a sector may hold
+    /// back, with itself. 1 where there is no parity.
+    pub(crate) fn widest_row(&self, kind: SpaceKind, devices: u64) -> u64 {
         let parity = |g: &BlockGroup| g.flags.profile().map_or(0, Profile::parity);
-        let data = self.all().into_iter().filter(|g| g.serves(SpaceKind::Data));
-        data.filter(|g| parity(g) > 0)
+        let all = self.all().into_iter().filter(|g| g.serves(kind));
+        all.filter(|g| parity(g) > 0)
             .map(|g| {
                 let columns = g.stripes.map_or(1, |s| s.columns);
                 // New chunks take all devices.
