@@ -1,9 +1,9 @@
 //! Block groups: which of them an allocation comes from.
 //!
 //! A group's bytes are free, held back (`stripes`, where there is parity), allocated, pinned or
-//! excluded (superblock copies), and that is asserted. An allocation takes from the free index and at the same time turns reserved bytes into
-//! used ones, in the account of the group's kind. Freed bytes are pinned. They come back when the
-//! superblock without them is durable.
+//! excluded (superblock copies), and that is asserted. An allocation takes from the free index and
+//! at the same time turns reserved bytes into used ones, in the account of the group's kind. Freed
+//! bytes are pinned. They come back when the superblock without them is durable.
 //!
 //! Data comes from where the last data came from, as long as that holds the whole request. Tree
 //! blocks come from *clusters*: windows of a group from which addresses are handed out in rising
