@@ -18,7 +18,7 @@ use larder_fs::{
 use larder_volume::Device;
 use parking_lot::{Mutex, RwLock};
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::io;
@@ -41,6 +41,12 @@ struct Write {
     pieces: Arc<[Piece]>,
     began: Time,
     ended: Time,
+}
+
+impl Write {
+    fn is_superblock(&self) -> bool {
+        self.len == SUPER_SIZE && SUPER_OFFSETS.contains(&Physical(self.at))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +139,14 @@ impl Disks {
         self.log.lock().tick()
     }
 
+    /// The moment at which some superblock was written, after the one that is given.
+    fn some_superblock(&self, after: Time, random: &mut StdRng) -> Option<Time> {
+        let log = self.log.lock();
+        let moments = log.writes.iter().filter(|w| w.is_superblock() && w.ended > after);
+        let moments: Vec<Time> = moments.map(|w| w.ended).collect();
+        moments.choose(random).copied()
+    }
+
     /// What a cut at a moment leaves of each device.
     fn cut(&self, at: Time, random: &mut StdRng) -> Vec<Image> {
         let log = self.log.lock();
@@ -170,8 +184,7 @@ impl Disks {
 
 /// Carries a write out, all of it or torn at 512 bytes. Superblocks do not tear.
 fn put(image: &mut Image, write: &Write, torn: bool, random: &mut StdRng) {
-    let whole = write.len == SUPER_SIZE && SUPER_OFFSETS.contains(&Physical(write.at));
-    let end = if torn && !whole {
+    let end = if torn && !write.is_superblock() {
         write.at + random.random_range(0..write.len as u64 / 512 + 1) * 512
     } else {
         write.at + write.len as u64
@@ -410,12 +423,15 @@ pub fn run(plan: &Plan) -> Result<usize, String> {
         drop(fs);
         let end = disks.now();
         for _ in 0..plan.states {
-            let at = random.random_range(opened..end);
+            // What the round before has left shows at the beginning.
+            let until = if random.random_bool(0.25) { opened + (end - opened) / 8 } else { end };
+            let at = random.random_range(opened..=until);
             let images = disks.cut(at, &mut random);
             look(plan, images, &files, at, &mut random, &mut seen)
                 .map_err(|e| format!("round {round}, cut at {at} of {end}: {e}"))?;
         }
-        base = disks.cut(random.random_range(opened..end), &mut random);
+        let at = disks.some_superblock(opened, &mut random).filter(|_| random.random_bool(0.5));
+        base = disks.cut(at.unwrap_or_else(|| random.random_range(opened..end)), &mut random);
     }
     Ok(seen.len())
 }

@@ -1,11 +1,11 @@
 //! A short share of `make fill`: threads that fill, empty and refill a small file system with
 //! everything, and what must hold meanwhile and afterwards.
 
-use larder_check::Options;
+use larder_check::{Options, Severity};
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs};
 use larder_fs::{Filesystem, OpenOptions};
 use larder_simtest::fill::{Done, EngineDisk, Plan, run};
-use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
+use larder_simtest::oracle::{DeviceSet, Need, btrfs_check, need, scratch};
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +43,11 @@ fn fill(metadata: Profile, seed: u64) {
     mkfs(&device, &MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() })
         .expect("mkfs");
     drop(device);
-    let disk = EngineDisk(open(&path));
+    fill_and_empty(&|| open(&path), &|when| check(&path, when), seed);
+}
+
+fn fill_and_empty(open: &dyn Fn() -> Arc<Filesystem>, check: &dyn Fn(&str), seed: u64) {
+    let disk = EngineDisk(open());
     let before = disk.0.info().bytes_used;
     let plan = Plan { threads: 16, time: Duration::from_secs(4), seed, largest: 2 << 20 };
     let done = Done::default();
@@ -59,8 +63,8 @@ fn fill(metadata: Profile, seed: u64) {
     idle(&disk.0, "full");
     disk.0.close().expect("close");
     drop(disk);
-    check(&path, "full");
-    let disk = EngineDisk(open(&path));
+    check("full");
+    let disk = EngineDisk(open());
     left.compare(&disk, &done).expect("what was accepted is there");
     left.delete(&disk).expect("deleting works");
     for _ in 0..2 {
@@ -74,7 +78,7 @@ fn fill(metadata: Profile, seed: u64) {
     );
     disk.0.close().expect("close");
     drop(disk);
-    check(&path, "emptied");
+    check("emptied");
 }
 
 #[test]
@@ -85,4 +89,31 @@ fn single() {
 #[test]
 fn dup() {
     fill(Profile::Dup, 2);
+}
+
+/// Rows hold back what is free in them, of metadata as well, and no commit runs out of space.
+#[test]
+fn parity() {
+    if !need(&[Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs]) {
+        return;
+    }
+    let dir = scratch();
+    let set = DeviceSet::make(dir.path(), &[224 << 20; 3], &["-d", "raid5", "-m", "raid5"]);
+    let set = set.expect("mkfs");
+    let devices = |mode| {
+        let open = move |path| Arc::new(FileDevice::open(path, mode).unwrap()) as Arc<dyn Device>;
+        set.images().iter().map(open).collect::<Vec<_>>()
+    };
+    let open = || {
+        let options = OpenOptions { cache_size: 32 << 20, discard: true, ..OpenOptions::default() };
+        Filesystem::open_devices(devices(OpenMode::Write), options).expect("open")
+    };
+    let check = |when: &str| {
+        let options = Options { data: true, ..Options::default() };
+        let report = larder_check::check(&devices(OpenMode::Read), &options, &|_| ()).unwrap();
+        let errors = report.findings.iter().filter(|f| f.kind.severity() == Severity::Error);
+        assert_eq!(errors.map(|f| format!("{f:?}")).collect::<Vec<_>>(), [""; 0], "{when}");
+        assert!(set.check().unwrap().is_clean(), "{when}");
+    };
+    fill_and_empty(&open, &check, 3);
 }

@@ -66,7 +66,7 @@ fn is_noticed(fault: Fault) {
     for (data, metadata, devices, tolerated) in [KINDS[0], KINDS[2]] {
         let base = made(data, metadata, devices);
         let broken = |seed| Plan { tuning: fault.into(), ..plan(&base, tolerated, seed) };
-        let failed = (1..20).find_map(|seed| run(&broken(seed)).err());
+        let failed = (1..80).find_map(|seed| run(&broken(seed)).err());
         let failed = failed.unwrap_or_else(|| panic!("{fault:?} on {data} went unnoticed"));
         println!("{fault:?} on {data}: {failed}");
     }
@@ -80,4 +80,10 @@ fn rows_that_are_shared_are_noticed() {
 #[test]
 fn parity_that_is_not_written_is_noticed() {
     is_noticed(Fault::NoParity);
+}
+
+/// A power cut leaves the newest superblock on one device, which is lost with the next one.
+#[test]
+fn superblocks_that_differ_are_noticed() {
+    is_noticed(Fault::SuperblockOnSome);
 }

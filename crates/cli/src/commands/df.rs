@@ -96,25 +96,29 @@ fn kinds(space: &Value) -> Vec<(&'static str, &Value)> {
 
 /// Where the bytes are.
 fn table(space: &Value) -> Vec<String> {
-    const COLUMNS: [(&str, &str); 6] = [
+    const COLUMNS: [(&str, &str); 7] = [
         ("total", "total"),
         ("used", "used"),
         ("pinned", "pinned"),
         ("reserved", "reserved"),
         ("kept", "kept"),
+        ("held back", "held"),
         ("available", "available"),
     ];
+    // Only parity holds anything back.
+    let held = kinds(space).iter().any(|(_, kind)| number(&kind["held"]) > 0);
+    let columns: Vec<_> = COLUMNS.into_iter().filter(|(_, key)| held || *key != "held").collect();
     let row = |name: &str, cells: &[String]| {
         let cells: String = cells.iter().map(|c| format!(" {c:>10}")).collect();
         format!("{name:<21}{cells}")
     };
-    let mut out = vec![row("", &COLUMNS.map(|(title, _)| title.to_owned()))];
+    let titles: Vec<String> = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+    let mut out = vec![row("", &titles)];
     for (name, kind) in kinds(space) {
         let profile = kind["profile"].as_str().unwrap_or("?");
-        out.push(row(
-            &format!("{name} ({profile})"),
-            &COLUMNS.map(|(_, key)| size::human(number(&kind[key]))),
-        ));
+        let cells: Vec<String> =
+            columns.iter().map(|(_, key)| size::human(number(&kind[*key]))).collect();
+        out.push(row(&format!("{name} ({profile})"), &cells));
     }
     out.push(row("Unallocated", &[size::human(number(&space["unallocated"]))]));
     out
@@ -129,6 +133,7 @@ fn explanation(space: &Value) -> Vec<String> {
     let told = Told::new(space);
     let mut out = told.what_is_full();
     out.extend(told.pinned());
+    out.extend(told.held());
     out.extend(told.sparse_chunks());
     out.extend(told.reserved());
     out
@@ -228,6 +233,19 @@ impl<'a> Told<'a> {
                 "{} was deleted or replaced and is free after the next commit (`larder sync` \
                  makes one, and so does a write that finds no space).",
                 size::human(pinned)
+            )
+        })
+    }
+
+    fn held(&self) -> Option<String> {
+        let of_metadata = if self.mixed { 0 } else { number(&self.metadata["held"]) };
+        let held = number(&self.data["held"]) + of_metadata;
+        (held > 0).then(|| {
+            format!(
+                "{} is free, but held back by stripes with parity that are partly in use: nothing \
+                 is written beside what is safe already. It comes back when the rest of these \
+                 stripes is deleted or replaced.",
+                size::human(held)
             )
         })
     }

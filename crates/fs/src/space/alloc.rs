@@ -25,7 +25,7 @@ use crate::space::free_index::Lengths;
 use crate::space::groups::{self, ClusterUser, FreeSource, Groups};
 use crate::space::preallocated::PreallocatedBlocks;
 use crate::space::reserve::{Overcommit, Reservation, Space as Accounts, global_reserve_size};
-use crate::space::stripes::Unit;
+use crate::space::stripes::{USERS, Unit};
 use crate::space::{DeviceUsage, Pinned, Run, SpaceKind};
 use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
@@ -97,6 +97,8 @@ pub(crate) struct Allocator {
     made: [AtomicU64; 3],
     given_back: AtomicU64,
     total_bytes: u64,
+    /// Devices of the file system.
+    devices: u64,
     system_changed: AtomicBool,
     /// Bytes of all trees that only commits edit: a commit may have to copy each of their blocks.
     global_trees: AtomicU64,
@@ -131,7 +133,8 @@ impl Allocator {
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
         let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
         let rebuild = load_groups(&groups, options, volume, roots, epoch, nodesize)?;
-        accounts.set_data_charge(groups.widest_row(sb.num_devices()));
+        let devices = sb.num_devices();
+        accounts.set_data_charge(groups.widest_row(SpaceKind::Data, devices));
         let discards =
             Discards::new(options.clone(), volume.clone(), groups.clone(), epochs.clone());
         let this = Self {
@@ -142,6 +145,7 @@ impl Allocator {
             made: Default::default(),
             given_back: AtomicU64::new(0),
             total_bytes: sb.total_bytes.get(),
+            devices,
             system_changed: AtomicBool::new(false),
             global_trees: AtomicU64::new(0),
             kept_by_commit: AtomicU64::new(0),
@@ -161,7 +165,10 @@ impl Allocator {
     /// Makes the global reserve as large as commits now need it.
     fn size_global_reserve(&self) {
         let metadata = self.accounts.figures(SpaceKind::Metadata);
-        let commit = self.global_trees() + SLACK_BLOCKS * u64::from(self.features.nodesize);
+        // Each user of tree blocks leaves rows that it has begun and does not fill.
+        let begun = USERS as u64 * (self.groups.widest_row(SpaceKind::Metadata, self.devices) - 1);
+        let blocks = SLACK_BLOCKS + begun;
+        let commit = self.global_trees() + blocks * u64::from(self.features.nodesize);
         self.accounts.set_global_reserve(global_reserve_size(commit, &metadata));
     }
     /// Measures the trees that only commits edit, and sizes the global reserve by them.
@@ -429,6 +436,10 @@ impl Allocator {
     /// Bytes that a new chunk for `kind` would have; 0 without room for one.
     pub(crate) fn next_chunk(&self, kind: SpaceKind) -> u64 {
         self.plan(&self.device.lock(), kind).map_or(0, |plan| plan.len)
+    }
+    /// Blocks that the first block of a step of a log may take along.
+    pub(crate) fn blocks_in_row(&self) -> u64 {
+        self.groups.widest_row(SpaceKind::Metadata, self.devices)
     }
     /// Name of the profile that chunks for `kind` have.
     pub(crate) fn profile_name(&self, kind: SpaceKind) -> String {

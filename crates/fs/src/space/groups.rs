@@ -1,9 +1,9 @@
 //! Block groups: which of them an allocation comes from.
 //!
 //! A group's bytes are free, held back (`stripes`, where there is parity), allocated, pinned or
-//! excluded (superblock copies), and that is asserted. An allocation takes from the free index and at the same time turns reserved bytes into
-//! used ones, in the account of the group's kind. Freed bytes are pinned. They come back when the
-//! superblock without them is durable.
+//! excluded (superblock copies), and that is asserted. An allocation takes from the free index and
+//! at the same time turns reserved bytes into used ones, in the account of the group's kind. Freed
+//! bytes are pinned. They come back when the superblock without them is durable.
 //!
 //! Data comes from where the last data came from, as long as that holds the whole request. Tree
 //! blocks come from *clusters*: windows of a group from which addresses are handed out in rising
@@ -478,12 +478,12 @@ impl Groups {
     pub(crate) fn all(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().cloned().collect()
     }
-    /// Sectors of the longest row that data may lie in, on so many devices: what a sector of data
-    /// may hold back, with itself. 1 where no data has parity.
-    pub(crate) fn widest_row(&self, devices: u64) -> u64 {
+    /// Sectors of the longest row that a kind may have, on so many devices: what a sector may hold
+    /// back, with itself. 1 where there is no parity.
+    pub(crate) fn widest_row(&self, kind: SpaceKind, devices: u64) -> u64 {
         let parity = |g: &BlockGroup| g.flags.profile().map_or(0, Profile::parity);
-        let data = self.all().into_iter().filter(|g| g.serves(SpaceKind::Data));
-        data.filter(|g| parity(g) > 0)
+        let all = self.all().into_iter().filter(|g| g.serves(kind));
+        all.filter(|g| parity(g) > 0)
             .map(|g| {
                 let columns = g.stripes.map_or(1, |s| s.columns);
                 // New chunks take all devices.

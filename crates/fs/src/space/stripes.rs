@@ -19,7 +19,7 @@
 use crate::space::Run;
 use crate::space::free_index::FreeIndex;
 use larder_format::{Generation, Logical, STRIPE_LEN};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
 /// Tree blocks that become durable together.
@@ -104,11 +104,10 @@ enum Rows {
 /// What a range of a full stripe takes of its elements, taken together.
 fn in_elements(range: Range<u64>) -> SmallVec<[Range<u64>; 2]> {
     let (from, to) = (range.start % STRIPE_LEN, (range.end - 1) % STRIPE_LEN + 1);
-    let all = SmallVec::from_iter([0..STRIPE_LEN]);
     match (range.end - 1) / STRIPE_LEN - range.start / STRIPE_LEN {
-        0 => SmallVec::from_iter([from..to]),
-        1 if to < from => SmallVec::from_iter([0..to, from..STRIPE_LEN]),
-        _ => all,
+        0 => smallvec![from..to],
+        1 if to < from => smallvec![0..to, from..STRIPE_LEN],
+        _ => smallvec![0..STRIPE_LEN],
     }
 }
 

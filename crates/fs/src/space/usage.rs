@@ -28,6 +28,9 @@ pub struct KindUsage {
     pub kept: u64,
     /// Where nothing can be allocated: copies of the superblock.
     pub unusable: u64,
+    /// Free, but in rows with parity in which something else is in use: nothing can be allocated
+    /// there before that is gone as well.
+    pub held: u64,
     /// What is left of `total`.
     pub available: u64,
     /// Number of chunks.
@@ -95,6 +98,7 @@ impl Allocator {
             reserved,
             kept,
             unusable: figures.unusable,
+            held: 0,
             available: figures.free().saturating_sub(kept.saturating_add(reserved)),
             chunks: 0,
             sparse_chunks: 0,
@@ -105,12 +109,14 @@ impl Allocator {
             if group.kind() == kind || mixed && group.kind() != SpaceKind::System {
                 let (Run { len, .. }, now) = (group.run(), group.usage());
                 usage.chunks += 1;
+                usage.held += now.held;
                 if now.allocated < len / 2 {
                     usage.sparse_chunks += 1;
                     usage.sparse_free += now.free;
                 }
             }
         }
+        usage.unusable = usage.unusable.saturating_sub(usage.held);
         usage
     }
 

@@ -48,7 +48,8 @@ impl Ground {
     /// # Errors
     /// The device's.
     pub(crate) fn agree_on_superblock(&self) -> Result<()> {
-        if self.read_only.is_some() || self.volume.devices().nth(1).is_none() {
+        let alone = self.volume.devices().nth(1).is_none();
+        if alone || self.read_only.is_some() || fault!(self.options.tuning, SuperblockOnSome) {
             return Ok(());
         }
         let written = self.superblock_written.lock();

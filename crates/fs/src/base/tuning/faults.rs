@@ -81,6 +81,8 @@ pub enum Fault {
     RowsShared,
     /// Write no parity.
     NoParity,
+    /// Go on although a superblock is on some devices only.
+    SuperblockOnSome,
     /// Discard freed space before the superblock that frees it is durable.
     DiscardEarly,
     /// Discard whole granules although something in them is in use.

@@ -46,8 +46,9 @@ impl Blocks {
         }
         let accounts = &core.space.accounts;
         let bytes = u64::from(core.nodesize());
+        // With parity, the first block of a step holds back the rest of its rows.
         let mut space = accounts
-            .try_reserve(SpaceKind::Metadata, bytes)
+            .try_reserve(SpaceKind::Metadata, bytes * core.space.blocks_in_row())
             .ok_or(NotLogged::Commit(Cause::NoSpace))?;
         let known = Generation(generation.0 - 1);
         let groups = &core.space.groups;

@@ -504,7 +504,7 @@ fn with_rows() -> Groups {
         let group = BlockGroup::empty(run, flags, Generation(1), &copy);
         g.add(group.with_columns(3)).unwrap();
     }
-    g.space().set_data_charge(g.widest_row(4));
+    g.space().set_data_charge(g.widest_row(SpaceKind::Data, 4));
     g
 }
 
@@ -568,7 +568,8 @@ proptest! {
                         let half = run.len / 8192 * 4096;
                         if half > 0 && n % 3 == 0 {
                             let before = g.space().figures(SpaceKind::Data);
-                            g.give_back(Run::new(run.start.plus(half), run.len - half), Some(&mut space));
+                            let rest = Run::new(run.start.plus(half), run.len - half);
+                            g.give_back(rest, Some(&mut space));
                             let now = g.space().figures(SpaceKind::Data);
                             prop_assert_eq!(now.reserved - before.reserved, space.bytes() * 3);
                             prop_assert!(now.free() >= now.reserved);

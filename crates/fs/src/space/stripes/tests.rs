@@ -130,8 +130,9 @@ proptest! {
                 _ if !owned.is_empty() => {
                     // A part of what was taken together.
                     let mut run = owned.swap_remove(n % owned.len());
-                    let first = (len % 3 == 0).then(|| Run::new(run.start, run.len / SECTOR / 2 * SECTOR));
-                    if let Some(first) = first.filter(|first| first.len > 0) {
+                    let half = run.len / SECTOR / 2 * SECTOR;
+                    if len % 3 == 0 && half > 0 {
+                        let first = Run::new(run.start, half);
                         owned.push(first);
                         run = Run::between(first.end(), run.end()).unwrap();
                     }
