@@ -121,8 +121,9 @@ impl ScrubControl {
             inner.state.seconds = before + since.elapsed().as_secs_f64();
         }
         inner.state.status = match (result, inner.end) {
-            (Ok(()), None) => ScrubStatus::Finished,
-            (Err(_), Some(end)) | (Ok(()), Some(end)) => end,
+            // It may have been told to end when there was nothing left to do.
+            (Ok(()), _) => ScrubStatus::Finished,
+            (Err(_), Some(end)) => end,
             (Err(e), None) => {
                 inner.state.why = Some(e.to_string());
                 ScrubStatus::Failed

@@ -10,7 +10,7 @@ use crate::engine::Core;
 use crate::error::Result;
 use larder_volume::Strip;
 use std::collections::BTreeSet;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::thread;
 
 /// Gaps up to this many sectors are read, too.
@@ -30,10 +30,44 @@ pub(super) struct Loaded<'a> {
 pub(super) struct Copy {
     /// May its device be used?
     pub(super) is_here: bool,
-    /// As long as the strip, where anything was read.
-    pub(super) bytes: Vec<u8>,
+    /// As long as the strip. What was not read is anything.
+    pub(super) bytes: Buffer,
     /// Sectors that could not be read.
     pub(super) unreadable: BTreeSet<usize>,
+}
+
+/// Memory that begins at a page, as transfers past the page cache want it.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// Makes it so many bytes long. They are anything.
+    fn resize(&mut self, len: usize) {
+        const PAGE: usize = SECTOR as usize;
+        if self.memory.len() < len + PAGE {
+            self.memory = vec![0; len + PAGE];
+            let at = self.memory.as_ptr().addr();
+            self.start = at.next_multiple_of(PAGE) - at;
+        }
+        self.len = len;
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.start..self.start + self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
 }
 
 fn index(n: u64) -> usize {
@@ -66,7 +100,7 @@ pub(super) fn load<'a>(
     core: &Core,
     control: &ScrubControl,
     strip: Strip<'a>,
-    buffers: &mut Vec<Vec<u8>>,
+    buffers: &mut Vec<Buffer>,
 ) -> Result<Option<Loaded<'a>>> {
     control.wait_for_turn()?;
     let view = View::new(core);
@@ -80,7 +114,7 @@ pub(super) fn load<'a>(
     let stripes = strip.chunk().stripes.iter();
     let copies = stripes.map(|stripe| {
         let mut bytes = buffers.pop().unwrap_or_default();
-        bytes.resize(index(strip.len()), 0);
+        bytes.resize(index(strip.len()));
         Copy { is_here: core.volume.is_usable(stripe.device), bytes, unreadable: BTreeSet::new() }
     });
     let mut loaded = Loaded { strip, view, content, copies: copies.collect() };

@@ -291,8 +291,14 @@ impl Judged<'_, '_> {
         let core = self.core;
         let at = self.loaded.content.address(n);
         let place = self.loaded.strip.place(at);
-        let kept_out = core.in_place.write();
         let behind = core.volume.behind();
+        let copy = |stripe: usize| &self.loaded.copies[stripe];
+        let readable = |s: usize| !copy(s).is_here || copy(s).get(place.offset, SECTOR).is_some();
+        // Space that was only allocated holds anything.
+        if behind.is_empty() && place.stripes.clone().all(readable) && !self.is_written(at)? {
+            return Ok(());
+        }
+        let kept_out = core.in_place.write();
         let here = |stripe: &usize| self.loaded.copies[*stripe].is_here;
         let stripes: Vec<usize> = place.stripes.clone().filter(here).collect();
         let copies: Vec<(usize, Option<Vec<u8>>)> =
@@ -337,7 +343,6 @@ impl Judged<'_, '_> {
             self.spoil(stripe, place.offset, SECTOR);
             self.report(Damage::Unreadable, at, SECTOR, stripe)?;
         }
-        // Space that was only allocated holds anything.
         if differ && self.is_written(at)? {
             self.control.count(self.device(place.stripes.start), |c| {
                 c.differing += 1;

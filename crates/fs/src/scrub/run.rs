@@ -5,7 +5,7 @@
 //! under way is new, and is left to the next scrub.
 
 use super::control::ScrubControl;
-use super::load::{Loaded, load};
+use super::load::{Buffer, Loaded, load};
 use super::report::{ScrubOptions, ScrubState};
 use super::{mend, supers};
 use crate::engine::Core;
@@ -31,7 +31,7 @@ const EACH: Duration = Duration::from_secs(2);
 #[derive(Default)]
 struct Reader {
     /// Those of strips that were judged.
-    buffers: Vec<Vec<u8>>,
+    buffers: Vec<Buffer>,
     /// How long the last piece took, if the devices have not been left to others since.
     took: Duration,
 }
