@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// After a piece the devices are left to others for so many times as long as it took.
-const REST: u32 = 3;
+const REST: u32 = 10;
 /// And no longer than this.
 const LONGEST_REST: Duration = Duration::from_millis(100);
 /// Others that used the devices so long ago still work.

@@ -205,6 +205,12 @@ impl ScrubState {
         (rate.is_finite() && rate > 0.0).then(|| self.left() as f64 / rate)
     }
 
+    /// Forgets what was done.
+    pub(super) fn begin_anew(&mut self) {
+        let Self { started, limit, .. } = *self;
+        *self = Self { started, limit, ..Self::default() };
+    }
+
     /// Can it go on?
     #[must_use]
     pub fn can_resume(&self) -> bool {
@@ -215,8 +221,8 @@ impl ScrubState {
         self.devices.entry(device.0).or_default()
     }
 
-    /// Lists a place, together with the one before it if it goes on there. Between them may be other
-    /// copies.
+    /// Lists a place, together with the one before it if it goes on there. Other copies may stand
+    /// between the two.
     pub(super) fn note(&mut self, found: ScrubDamage) {
         let goes_on = |last: &&mut ScrubDamage| {
             (last.what, last.device, last.extent) == (found.what, found.device, found.extent)

@@ -83,7 +83,12 @@ fn begin(core: &Core, options: ScrubOptions, control: &ScrubControl) -> VecDeque
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let total = total(core, &chunks);
     let fsid = uuid::Uuid::from_bytes(core.superblock.lock().fsid).to_string();
+    let behind = !core.volume.behind().is_empty();
     control.begin(|state| {
+        if behind && state.started != 0 {
+            // What was done may be from before a device was away.
+            state.begin_anew();
+        }
         if state.started == 0 {
             state.started = now;
         } else {
