@@ -76,10 +76,10 @@ fn index(n: u64) -> usize {
 
 impl Copy {
     /// Some of its bytes, unless they could not be read.
-    pub(super) fn get(&self, offset: u64, len: u64) -> Option<&[u8]> {
-        let sectors = index(offset / SECTOR)..index((offset + len) / SECTOR);
+    pub(super) fn get(&self, range: Range<u64>) -> Option<&[u8]> {
+        let sectors = index(range.start / SECTOR)..index(range.end / SECTOR);
         let readable = self.is_here && self.unreadable.range(sectors).next().is_none();
-        readable.then(|| &self.bytes[index(offset)..index(offset + len)])
+        readable.then(|| &self.bytes[index(range.start)..index(range.end)])
     }
 
     /// Takes what should be there.
