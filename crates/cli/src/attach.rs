@@ -9,8 +9,8 @@
 //! helper's socket, the locked state file, and a socket for the answer. A message that wants a
 //! stream carries two, the daemon's end of a [conduit](crate::conduit). One about a scrub carries
 //! the same two, and a file in which the daemon keeps how far the scrub is. The daemon only
-//! receives. It opens, connects and accepts nothing, so its filter of system calls allows nothing more than
-//! before.
+//! receives. It opens, connects and accepts nothing, so its filter of system calls allows nothing
+//! more than before.
 //!
 //! What can come in between, when a mount is wanted:
 //!

@@ -102,14 +102,15 @@ fn linux_finds_nothing(set: &DeviceSet, name: &str) {
 
 /// Overwrites what a device holds with garbage, from 1 MiB on: everything but its first superblock.
 fn garbage(image: &Path, seed: u64) {
-    let device = FileDevice::open(image, OpenMode::Write).unwrap();
+    let device = FileDevice::open_despite_users(image).unwrap();
+    let file = Files::new().write(true).open(image).unwrap();
     let mut random = fastrand::Rng::with_seed(seed);
     let mut piece = vec![0; 256 << 10];
     let mut at = device.data_from(Physical(MIB));
     while at.0 < device.size() {
         random.fill(&mut piece);
         let len = (device.size() - at.0).min(piece.len() as u64);
-        device.write_at(at, &piece[..len as usize]).unwrap();
+        file.write_all_at(&piece[..len as usize], at.0).unwrap();
         at = device.data_from(at.plus(len));
     }
 }
@@ -128,18 +129,14 @@ fn write_some(fs: &Filesystem) {
 }
 
 /// Places of blocks that lie on a device twice, the first place and the second one.
-fn pairs(image: &Path, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<(u64, u64)> {
+fn pairs(image: &Path, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<[u64; 2]> {
     let bytes = std::fs::read(image).unwrap();
-    let mut seen: BTreeMap<&[u8], u64> = BTreeMap::new();
-    let mut pairs = Vec::new();
+    let mut seen: BTreeMap<&[u8], Vec<u64>> = BTreeMap::new();
     for (n, sector) in bytes.chunks(4096).enumerate().filter(|(_, s)| is_wanted(s)) {
-        let at = n as u64 * 4096;
-        match seen.get(sector) {
-            Some(first) => pairs.push((*first, at)),
-            None => drop(seen.insert(sector, at)),
-        }
+        seen.entry(sector).or_default().push(n as u64 * 4096);
     }
-    pairs
+    // What is there more often is in several files.
+    seen.into_values().filter_map(|places| <[u64; 2]>::try_from(places).ok()).collect()
 }
 
 /// Each copy of each block and of each sector of data, on one device.
@@ -162,15 +159,15 @@ fn either_copy_on_one_device_is_repaired() {
         assert!(places.len() > 20, "{} pairs of {what}", places.len());
         for second in [false, true] {
             let file = Files::new().write(true).open(image).unwrap();
-            for (a, b) in &places {
-                file.write_all_at(&[0x5a; 64], if second { *b } else { *a } + 1000).unwrap();
+            for place in &places {
+                file.write_all_at(&[0x5a; 64], place[usize::from(second)] + 1000).unwrap();
             }
             drop(file);
             let state = scrub(set.images(), false);
             let sum = state.sum();
             let found = if what == "blocks" { sum.verify_errors } else { sum.csum_errors };
             assert!(found > 20, "{what}, second: {second}: {sum:?}");
-            assert_eq!((sum.uncorrectable, sum.corrected), (0, sum.errors()), "{what}: {state:?}");
+            assert_eq!((sum.uncorrectable, sum.corrected), (0, sum.errors()), "{what}: {sum:?}");
         }
     }
     linux_finds_nothing(&set, "dup");
@@ -218,18 +215,17 @@ fn a_device_of_garbage_is_repaired() {
             write_some(&open_to_write(set.images()));
         }
         let shown = shown_by_linux(&set);
-        for n in [0, kind.2 - 1] {
-            let name = format!("{kind:?}, device {}", n + 1);
-            garbage(&set.images()[n], n as u64);
-            let found = scrub(set.images(), true).sum();
-            let state = scrub(set.images(), false);
-            let sum = state.sum();
-            assert!(sum.errors() > 100 && sum.super_errors > 0, "{name}: {sum:?}");
-            assert_eq!((sum.uncorrectable, sum.corrected), (0, sum.errors()), "{name}: {state:?}");
-            assert_eq!(found, sum, "{name}: what a look says");
-            let again = scrub(set.images(), false).sum();
-            assert_eq!(again.errors(), 0, "{name}: {again:?}");
-        }
+        let n = if kind.2 > 4 { 0 } else { kind.2 - 1 };
+        let name = format!("{kind:?}, device {}", n + 1);
+        garbage(&set.images()[n], n as u64);
+        let found = scrub(set.images(), true).sum();
+        let state = scrub(set.images(), false);
+        let sum = state.sum();
+        assert!(sum.errors() > 100 && sum.super_errors > 0, "{name}: {sum:?}");
+        assert_eq!((sum.uncorrectable, sum.corrected), (0, sum.errors()), "{name}: {state:?}");
+        assert_eq!(found, sum, "{name}: what a look says");
+        let again = scrub(set.images(), false).sum();
+        assert_eq!(again.errors(), 0, "{name}: {again:?}");
         linux_finds_nothing(&set, &format!("{kind:?}"));
         let differences = shown.differences(&shown_by_linux(&set), Aspects::same_image());
         assert_eq!(differences, [], "{kind:?}");

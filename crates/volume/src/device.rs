@@ -59,6 +59,15 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Reading past the end is an error of kind `UnexpectedEof`; otherwise what the device says.
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()>;
 
+    /// Fills `buf` with what the medium has, past the machine's page cache where that can be done:
+    /// for bytes that are read once, or judged.
+    ///
+    /// # Errors
+    /// As [`Device::read_at`].
+    fn read_medium(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        self.read_at(at, buf)
+    }
+
     /// Fills `buf` from `at` if that can be done without waiting, because the bytes are in memory.
     /// False, and `buf` holds anything, where it cannot, and where that is not known.
     fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {

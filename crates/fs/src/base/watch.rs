@@ -68,6 +68,10 @@ mod checks {
             check();
             self.0.read_at(at, buf)
         }
+        fn read_medium(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+            check();
+            self.0.read_medium(at, buf)
+        }
         fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
             self.0.read_at_once(at, buf)
         }

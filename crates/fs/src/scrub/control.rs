@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// After a piece the devices are left to others for so many times as long as it took.
-const REST: u32 = 3;
+const REST: u32 = 10;
 /// And no longer than this.
 const LONGEST_REST: Duration = Duration::from_millis(100);
 /// Others that used the devices so long ago still work.
@@ -121,8 +121,9 @@ impl ScrubControl {
             inner.state.seconds = before + since.elapsed().as_secs_f64();
         }
         inner.state.status = match (result, inner.end) {
-            (Ok(()), None) => ScrubStatus::Finished,
-            (Err(_), Some(end)) | (Ok(()), Some(end)) => end,
+            // It may have been told to end when there was nothing left to do.
+            (Ok(()), _) => ScrubStatus::Finished,
+            (Err(_), Some(end)) => end,
             (Err(e), None) => {
                 inner.state.why = Some(e.to_string());
                 ScrubStatus::Failed
@@ -179,19 +180,29 @@ impl ScrubControl {
         self.own.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// What was asked of the devices before the scrub began is nobody's work. See
+    /// [`Self::others_work`].
+    pub(super) fn forget_earlier_work(&self, volume: &Volume, nodes: u64) {
+        self.others.store(self.transfers_of_others(volume, nodes), Ordering::Relaxed);
+    }
+
     /// Have others used the devices a moment ago? Nodes that were read do not count, because a
     /// scrub reads nodes as others do: `nodes` is how many were.
     pub(super) fn others_work(&self, volume: &Volume, nodes: u64) -> bool {
-        // Each is counted as the scrub's before it is counted at all. So what is left is never too
-        // much, but it may be too little for a moment.
-        let all = volume.transfers();
-        let others = all.saturating_sub(self.own.load(Ordering::Relaxed) + nodes);
+        let others = self.transfers_of_others(volume, nodes);
         let before = self.others.fetch_max(others, Ordering::Relaxed);
         let mut inner = self.inner.lock();
         if others > before {
             inner.others_worked = Some(Instant::now());
         }
         inner.others_worked.is_some_and(|at| at.elapsed() < A_MOMENT)
+    }
+
+    /// Each transfer is counted as the scrub's before it is counted at all. So this is never too
+    /// much, but it may be too little for a moment.
+    fn transfers_of_others(&self, volume: &Volume, nodes: u64) -> u64 {
+        let all = volume.transfers();
+        all.saturating_sub(self.own.load(Ordering::Relaxed) + nodes)
     }
 
     /// Leaves the devices to others, after a piece that took so long.

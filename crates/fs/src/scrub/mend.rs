@@ -17,6 +17,7 @@ use larder_format::{DeviceId, Logical};
 use larder_volume::{Place, Stripe};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Sectors that a thread judges in one go.
 const STEP: usize = 64;
@@ -49,16 +50,16 @@ struct Suspect {
     bad: Vec<usize>,
 }
 
-/// Judges a strip and repairs it.
+/// Judges all copies in a strip and repairs them. Parity comes afterwards.
 ///
 /// # Errors
 /// Reading trees.
-pub(super) fn judge(
-    core: &Core,
-    control: &ScrubControl,
+pub(super) fn judge<'a, 'c>(
+    core: &'a Core,
+    control: &'a ScrubControl,
     options: ScrubOptions,
-    loaded: &mut Loaded<'_>,
-) -> Result<()> {
+    loaded: &'a mut Loaded<'c>,
+) -> Result<Judged<'a, 'c>> {
     let mut judged =
         Judged { core, control, options, loaded, spoiled: BTreeSet::new(), uses: None };
     judged.count();
@@ -68,7 +69,7 @@ pub(super) fn judge(
             unit => judged.mend(unit, suspect.bad)?,
         }
     }
-    super::rows::judge(&mut judged)
+    Ok(judged)
 }
 
 impl Judged<'_, '_> {
@@ -132,7 +133,7 @@ impl Judged<'_, '_> {
         let is_bad = |stripe: &usize| {
             let copy = &self.loaded.copies[*stripe];
             let good = |bytes| self.is_good(unit, bytes);
-            copy.is_here && !copy.get(place.offset, len).is_some_and(good)
+            copy.is_here && !copy.get(place.offset..place.offset + len).is_some_and(good)
         };
         let bad: Vec<usize> = place.stripes.filter(is_bad).collect();
         (!bad.is_empty()).then_some(Suspect { unit, bad })
@@ -146,7 +147,7 @@ impl Judged<'_, '_> {
             if !copy.is_here {
                 return false;
             }
-            let Some(bytes) = copy.get(place.offset, SECTOR) else { return true };
+            let Some(bytes) = copy.get(place.offset..place.offset + SECTOR) else { return true };
             *first.get_or_insert(bytes) != bytes
                 || self.loaded.strip.has_parity() && behind.contains(&self.device(stripe))
         };
@@ -226,7 +227,7 @@ impl Judged<'_, '_> {
                 Some(good) if self.write(stripe, place.offset, good) => {}
                 _ => {
                     self.control.count(self.device(stripe), |c| c.uncorrectable += 1);
-                    self.spoil(stripe, place.offset, len);
+                    self.spoil(stripe, place.offset..place.offset + len);
                     let what = match unit {
                         _ if !readable => Damage::Unreadable,
                         Unit::Block(_) => Damage::TreeBlock,
@@ -251,7 +252,7 @@ impl Judged<'_, '_> {
         let (at, len) = self.range(unit);
         let is_bad = |stripe: usize| bad.iter().any(|(b, _)| *b == stripe);
         for stripe in place.stripes.clone().filter(|s| !is_bad(*s)) {
-            let bytes = self.loaded.copies[stripe].get(place.offset, len);
+            let bytes = self.loaded.copies[stripe].get(place.offset..place.offset + len);
             if let Some(bytes) = bytes.filter(|bytes| self.is_good(unit, bytes)) {
                 return Some(bytes.to_vec());
             }
@@ -281,8 +282,8 @@ impl Judged<'_, '_> {
         true
     }
 
-    fn spoil(&mut self, stripe: usize, offset: u64, len: u64) {
-        let sectors = offset / SECTOR..(offset + len) / SECTOR;
+    fn spoil(&mut self, stripe: usize, range: Range<u64>) {
+        let sectors = range.start / SECTOR..range.end / SECTOR;
         self.spoiled.extend(sectors.map(|sector| (stripe, sector)));
     }
 
@@ -291,8 +292,16 @@ impl Judged<'_, '_> {
         let core = self.core;
         let at = self.loaded.content.address(n);
         let place = self.loaded.strip.place(at);
-        let kept_out = core.in_place.write();
         let behind = core.volume.behind();
+        let copy = |stripe: usize| &self.loaded.copies[stripe];
+        let readable = |s: usize| {
+            !copy(s).is_here || copy(s).get(place.offset..place.offset + SECTOR).is_some()
+        };
+        // Space that was only allocated holds anything.
+        if behind.is_empty() && place.stripes.clone().all(readable) && !self.is_written(at)? {
+            return Ok(());
+        }
+        let kept_out = core.in_place.write();
         let here = |stripe: &usize| self.loaded.copies[*stripe].is_here;
         let stripes: Vec<usize> = place.stripes.clone().filter(here).collect();
         let copies: Vec<(usize, Option<Vec<u8>>)> =
@@ -323,7 +332,7 @@ impl Judged<'_, '_> {
             }
             if !self.write(*stripe, place.offset, right) {
                 self.control.count(self.device(*stripe), |c| c.uncorrectable += 1);
-                self.spoil(*stripe, place.offset, SECTOR);
+                self.spoil(*stripe, place.offset..place.offset + SECTOR);
             }
         }
         drop(kept_out);
@@ -334,10 +343,9 @@ impl Judged<'_, '_> {
             copies.iter().filter(|(_, copy)| copy.is_none()).map(|(stripe, _)| *stripe).collect();
         for stripe in unreadable {
             self.control.count(self.device(stripe), |c| c.uncorrectable += 1);
-            self.spoil(stripe, place.offset, SECTOR);
+            self.spoil(stripe, place.offset..place.offset + SECTOR);
             self.report(Damage::Unreadable, at, SECTOR, stripe)?;
         }
-        // Space that was only allocated holds anything.
         if differ && self.is_written(at)? {
             self.control.count(self.device(place.stripes.start), |c| {
                 c.differing += 1;

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Places with damage that are listed. More are counted.
 const MOST_LISTED: usize = 1000;
+/// Copies of a sector.
+const MOST_COPIES: usize = 4;
 
 /// How to scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,6 +205,12 @@ impl ScrubState {
         (rate.is_finite() && rate > 0.0).then(|| self.left() as f64 / rate)
     }
 
+    /// Forgets what was done.
+    pub(super) fn begin_anew(&mut self) {
+        let Self { started, limit, .. } = *self;
+        *self = Self { started, limit, ..Self::default() };
+    }
+
     /// Can it go on?
     #[must_use]
     pub fn can_resume(&self) -> bool {
@@ -213,14 +221,17 @@ impl ScrubState {
         self.devices.entry(device.0).or_default()
     }
 
-    /// Lists a place, together with the one before it if it goes on there.
+    /// Lists a place, together with the one before it if it goes on there. Other copies may stand
+    /// between the two.
     pub(super) fn note(&mut self, found: ScrubDamage) {
-        if let Some(last) = self.damage.last_mut()
-            && (last.what, last.device, last.extent) == (found.what, found.device, found.extent)
-            && found.extent.is_some()
-            && last.address + last.length == found.address
-            && last.offset + last.length == found.offset
-        {
+        let goes_on = |last: &&mut ScrubDamage| {
+            (last.what, last.device, last.extent) == (found.what, found.device, found.extent)
+                && found.extent.is_some()
+                && last.address + last.length == found.address
+                && last.offset + last.length == found.offset
+        };
+        let mut recent = self.damage.iter_mut().rev().take(MOST_COPIES);
+        if let Some(last) = recent.find(goes_on) {
             last.length += found.length;
         } else if self.damage.len() < MOST_LISTED {
             self.damage.push(found);

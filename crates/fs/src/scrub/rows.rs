@@ -88,7 +88,7 @@ fn wrong_in(judged: &Judged<'_, '_>, n: usize, row: &StripRow) -> Vec<Wrong> {
         }
         wrong.extend(used.iter().filter_map(|sector| {
             let at = (sector * SECTOR) as usize..((sector + 1) * SECTOR) as usize;
-            let is = copies[*stripe].get(row.offset + sector * SECTOR, SECTOR);
+            let is = copies[*stripe].get(row.offset + at.start as u64..row.offset + at.end as u64);
             let differs = is.is_none_or(|is| *is != should[at]);
             differs.then_some(Wrong { row: n, which, sector: *sector })
         }));
@@ -104,7 +104,8 @@ fn mend(judged: &mut Judged<'_, '_>, row: &StripRow, wrong: &Wrong) -> Result<()
     let kept_out = judged.core.in_place.write();
     let columns: Option<Vec<Vec<u8>>> = if judged.options.read_only {
         // What could be repaired is good in memory only.
-        let held = row.columns.iter().map(|s| judged.loaded.copies[*s].get(offset, SECTOR));
+        let held =
+            row.columns.iter().map(|s| judged.loaded.copies[*s].get(offset..offset + SECTOR));
         held.map(|bytes| bytes.map(<[u8]>::to_vec)).collect()
     } else {
         row.columns.iter().map(|s| judged.read_again(*s, &place, SECTOR)).collect()

@@ -5,9 +5,9 @@
 //! under way is new, and is left to the next scrub.
 
 use super::control::ScrubControl;
-use super::load::{Loaded, load};
+use super::load::{Buffer, Loaded, load};
 use super::report::{ScrubOptions, ScrubState};
-use super::{mend, supers};
+use super::{mend, rows, supers};
 use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::lock::{self, Condvar, Mutex};
@@ -31,7 +31,7 @@ const EACH: Duration = Duration::from_secs(2);
 #[derive(Default)]
 struct Reader {
     /// Those of strips that were judged.
-    buffers: Vec<Vec<u8>>,
+    buffers: Vec<Buffer>,
     /// How long the last piece took, if the devices have not been left to others since.
     took: Duration,
 }
@@ -65,6 +65,7 @@ pub(crate) fn run(
     control: &ScrubControl,
     each: &(dyn Fn(&ScrubState) + Sync),
 ) -> Result<()> {
+    control.forget_earlier_work(&core.volume, nodes_read(core));
     let chunks = begin(core, options, control);
     let result = if !options.read_only && core.volume.is_read_only() {
         let why = "a device cannot be written, so a scrub can only look".to_owned();
@@ -77,13 +78,22 @@ pub(crate) fn run(
     result
 }
 
+fn nodes_read(core: &Core) -> u64 {
+    core.store.stats().reads.load(Ordering::Relaxed)
+}
+
 /// What there is to do. Says in the state what is known before.
 fn begin(core: &Core, options: ScrubOptions, control: &ScrubControl) -> VecDeque<MappedChunk> {
     let mut chunks = core.volume.map().chunks();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let total = total(core, &chunks);
     let fsid = uuid::Uuid::from_bytes(core.superblock.lock().fsid).to_string();
+    let behind = !core.volume.behind().is_empty();
     control.begin(|state| {
+        if behind && state.started != 0 {
+            // What was done may be from before a device was away.
+            state.begin_anew();
+        }
         if state.started == 0 {
             state.started = now;
         } else {
@@ -176,7 +186,8 @@ impl Job<'_> {
         while let Some((mut loaded, next)) = read {
             let (judged, ahead) = thread::scope(|scope| {
                 let ahead = scope.spawn(|| self.read_from(chunk, next, reader));
-                let judged = mend::judge(self.core, self.control, self.options, &mut loaded);
+                let judged = mend::judge(self.core, self.control, self.options, &mut loaded)
+                    .and_then(|mut judged| rows::judge(&mut judged));
                 (judged, ahead.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
             });
             judged?;
@@ -202,7 +213,7 @@ impl Job<'_> {
     ) -> Result<Option<(Loaded<'c>, u64)>> {
         let mut from = from;
         loop {
-            let nodes = self.core.store.stats().reads.load(Ordering::Relaxed);
+            let nodes = nodes_read(self.core);
             let others_work = self.control.others_work(&self.core.volume, nodes);
             if others_work {
                 self.control.rest(std::mem::take(&mut reader.took))?;
@@ -210,7 +221,8 @@ impl Job<'_> {
             let len = if others_work { SHORT_STRIP } else { STRIP };
             // A chunk that is gone held nothing any more.
             let is_there = self.core.volume.map().chunk_at(chunk.start).as_ref() == Some(chunk);
-            let Some(strip): Option<Strip<'c>> = chunk.strip(from, len).filter(|_| is_there) else {
+            let Some(strip): Option<Strip<'c>> = chunk.strip(from..from + len).filter(|_| is_there)
+            else {
                 return Ok(None);
             };
             from = strip.end();

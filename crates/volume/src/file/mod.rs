@@ -260,6 +260,12 @@ impl Device for FileDevice {
         Ok(())
     }
 
+    fn read_medium(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        let Some(direct) = self.direct_for(at, buf.len()) else { return self.read_at(at, buf) };
+        self.check_range(at, buf.len(), io::ErrorKind::UnexpectedEof)?;
+        direct.read(buf, at.0)
+    }
+
     fn read_at_once(&self, at: Physical, buf: &mut [u8]) -> bool {
         // Where the page cache is bypassed every read waits.
         self.direct.as_ref().is_none_or(Direct::uses_cache)

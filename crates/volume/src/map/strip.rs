@@ -45,13 +45,13 @@ pub struct StripRow {
 }
 
 impl MappedChunk {
-    /// The strip that begins at an offset of the stripes and is about `len` bytes long. `None`
-    /// behind the end.
+    /// The strip at about this range of the stripes. `None` behind their end.
     #[must_use]
-    pub fn strip(&self, from: u64, len: u64) -> Option<Strip<'_>> {
+    pub fn strip(&self, range: Range<u64>) -> Option<Strip<'_>> {
         let (layout, whole) = (self.layout(), self.stripe_bytes());
         let unit = if layout.unit().is_some() { STRIPE_LEN } else { super::SECTOR };
-        let from = from - from % unit;
+        let from = range.start - range.start % unit;
+        let len = range.end.saturating_sub(from);
         let len = (len - len % unit).max(unit).min(whole.checked_sub(from)?);
         (len > 0).then_some(Strip { chunk: self, layout, from, len })
     }
@@ -163,7 +163,7 @@ mod tests {
             let map = super::super::ChunkMap::new();
             map.insert(chunk.clone()).unwrap();
             let (mut at, mut next) = (chunk.start, 0);
-            while let Some(strip) = chunk.strip(next, len * 40_000) {
+            while let Some(strip) = chunk.strip(next..next + len * 40_000) {
                 let range = strip.addresses();
                 prop_assert_eq!(range.start, at);
                 while at < range.end {

@@ -4,21 +4,26 @@
 //! and judges what it finds there. What it writes is what should have been there already, so no
 //! parity changes with it.
 
-use super::{Member, Volume, Worth};
+use super::{Member, Volume, Worth, missing};
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::Stripe;
 use larder_format::Logical;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Volume {
-    /// Fills `buf` with what a place holds.
+    /// Fills `buf` with what a place holds, on the medium and not in the machine's page cache.
     ///
     /// # Errors
     /// [`VolumeError::Io`], also for a device that is missing.
     pub fn read_place(&self, place: Stripe, buf: &mut [u8]) -> VolumeResult<()> {
-        self.read_stripe(place, buf)?;
-        self.passed(place, buf.len() as u64);
-        Ok(())
+        let len = buf.len() as u64;
+        let Some(member) = self.member(place.device) else { return Err(missing(place, len)) };
+        member.counters.reads.fetch_add(1, Relaxed);
+        member.counters.read_bytes.fetch_add(len, Relaxed);
+        member.device.read_medium(place.at, buf).map_err(|e| {
+            member.counters.read_errors.fetch_add(1, Relaxed);
+            member.error("read", place.at, len, e)
+        })
     }
 
     /// Writes over what a place holds.

@@ -7,8 +7,8 @@
 //! - *A mount ends, others stay.* What only this mount held is deleted. Everything becomes durable.
 //!   The result goes to the state file, the mount helper tidies up and ends, and the lock of the
 //!   state file is released: `larder umount` of this mount returns.
-//! - *The last mount ends.* No further mount is let in. Streams and scrubs end, the engine is closed, the
-//!   result goes to the state file, the mount helper tidies up, and the process exits.
+//! - *The last mount ends.* No further mount is let in. Streams and scrubs end, the engine is
+//!   closed, the result goes to the state file, the mount helper tidies up, and the process exits.
 //! - *A signal comes.* No further mount is let in. Each mount is unmounted by its own mount helper;
 //!   one that is in use is taken out of sight, and ends with its last user.
 //!
