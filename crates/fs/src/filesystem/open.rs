@@ -29,7 +29,8 @@ use larder_format::node::NodeView;
 use larder_format::{
     CsumType, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId, csum,
 };
-use larder_volume::{Assembly, Device, Volume, VolumeResult, unflattened};
+use larder_volume::superblock::SuperCopies;
+use larder_volume::{Assembly, Device, Volume, VolumeResult, read_superblock, unflattened};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -207,7 +208,13 @@ impl Core {
         let options = Arc::new(options);
         let whole = |device| if options.metadata_dump { unflattened(device) } else { device };
         let devices = devices.into_iter().map(whole).map(crate::watch::device);
-        let found = Assembly::of(devices)?;
+        let is_deaf = fault!(options.tuning, MirrorErrors);
+        let devices =
+            devices.map(|device| if is_deaf { crate::tuning::deaf(device) } else { device });
+        let mut found = Assembly::of(devices)?;
+        if fault!(options.tuning, StaleSuperblock) {
+            found.superblock = read_superblock(&*found.devices[0].device)?;
+        }
         let sb = found.superblock.clone();
         let members = Members::new(&found, options.degraded);
         let first = found.devices[0].device.clone();
@@ -240,6 +247,9 @@ impl Core {
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
         let superblocks = Superblocks::new(sb.clone(), &roots.chunk.version(epochs.enter()))?;
+        if read_only.is_none() && !members.stale().is_empty() {
+            bring_level(&volume, &superblocks)?;
+        }
         let superblock_written = SuperblockWritten { generation, superblocks };
         let flushes = Flushes::new(volume.clone(), options.tuning.early_flush_bytes);
         Ok(Self::on_ground(Ground {
@@ -343,6 +353,13 @@ fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
         add_chunk(volume, start, &chunk)?;
         Ok(true)
     })
+}
+
+/// Gives every device the newest superblock. Without that a power cut in the next commit leaves two
+/// commits between devices, as if one had been away for long.
+fn bring_level(volume: &Volume, superblocks: &Superblocks) -> VolumeResult<()> {
+    volume.write_superblocks(&|id| superblocks.of(id), SuperCopies::Primary)?;
+    volume.flush()
 }
 
 /// Refuses to write where Linux has left work half done that Larder cannot continue, or keeps
