@@ -71,7 +71,7 @@ const STREAM: &[u8] = include_bytes!("../../stream/tests/linux/full.v2");
 
 /// Back to the start. A loop over names keeps it to what there is.
 const RESET: &str = "
-    rm -rf rescued yesterday sdb1.img other.img full.img root.img root.tar.zst layout unpacked
+    rm -rf rescued yesterday sdb1.img sdc1.img other.img b.img c.img full.img root.img root.tar.zst layout unpacked
     rm -rf container.img srv backup.img thesis
     for name in disk old new broken; do cp --sparse=always template.img $name.img; done
 ";
@@ -163,6 +163,7 @@ impl Playground {
         example
             .replace("30441472", &self.node)
             .replace("/dev/sdb1", "sdb1.img")
+            .replace("/dev/sdc1", "sdc1.img")
             .replace("/mnt/rescued", "rescued")
             .replace(" /mnt", " mnt")
             .replace("/srv/", &format!("{}/srv/", self.path().display()))
@@ -195,7 +196,7 @@ fn preparation(line: &str) -> &'static str {
         larder backup disk.img:/home backup.img:/"
     // A new image, or one that is made over.
     } else if line.contains("mkfs") && line.contains("sdb1.img") {
-        "truncate -s 128M sdb1.img"
+        "truncate -s 128M sdb1.img sdc1.img"
     } else if line.contains("mkfs --nodiscard full.img") {
         "fallocate -l 128M full.img"
     } else if line.contains("mkfs") {

@@ -18,11 +18,15 @@
 //! writes (4096 bytes at their fixed places) never tear. Equal disks are one state: their intervals
 //! are joined, which is sound for the same reason.
 //!
+//! Several disks of one file system lose what is open independently of each other. A flush is one
+//! of its own disk. Each disk alone having all that is open, and each alone having none of it, are
+//! among the states.
+//!
 //! A write that failed may have done anything; it stays open for ever. So does a write that a
 //! failed flush should have covered.
 
-use crate::device::{Op, OpKind, Recording, Seq};
-use crate::image::{Image, Piece};
+use crate::device::{Op, OpKind, Recording, Seq, disk_of};
+use crate::image::{Image, Piece, STRIDE};
 use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -289,6 +293,14 @@ impl Crashes {
             return out;
         }
         out.push(plain((0..n).collect()));
+        let disk = |c: &u32| disk_of(extent_of(&self.ops[epoch.open[*c as usize] as usize]).0);
+        let disks: BTreeSet<usize> = (0..n).map(|c| disk(&c)).collect();
+        if disks.len() > 1 {
+            for one in disks {
+                out.push(plain((0..n).filter(|c| disk(c) == one).collect()));
+                out.push(plain((0..n).filter(|c| disk(c) != one).collect()));
+            }
+        }
         let must = out.len();
         let mut by_address: Vec<u32> = (0..n).collect();
         by_address.sort_by_key(|c| extent_of(&self.ops[epoch.open[*c as usize] as usize]).0);
@@ -360,12 +372,12 @@ impl Crashes {
 fn extent_of(op: &Op) -> (u64, u64) {
     match op.kind {
         OpKind::Write { at, len, .. } | OpKind::Discard { at, len, .. } => (at, len),
-        OpKind::Flush => (0, 0),
+        OpKind::Flush { .. } => (0, 0),
     }
 }
 
 fn is_super(at: Physical, len: u64) -> bool {
-    len == SUPER_SIZE as u64 && SUPER_OFFSETS.contains(&at)
+    len == SUPER_SIZE as u64 && SUPER_OFFSETS.contains(&Physical(at.0 % STRIDE))
 }
 
 fn in_flight_together(a: &Op, b: &Op) -> bool {
@@ -391,31 +403,44 @@ fn torn(piece: &Piece, at: u64, tear: Tear) -> Vec<Piece> {
     }
 }
 
+/// The flushes of a disk.
+struct Flushes {
+    /// When each was submitted, and when and how it ended.
+    flushes: Vec<(Seq, Option<(Seq, bool)>)>,
+    /// For each: when the first good one that was submitted at or after it returned.
+    good: Vec<Option<Seq>>,
+}
+
+impl Flushes {
+    fn of(recording: &Recording, disk: usize) -> Self {
+        let mine = |o: &&Op| matches!(o.kind, OpKind::Flush { disk: of } if of == disk);
+        let times = |o: &Op| (o.submitted, o.completed.map(|c| (c.at, c.ok)));
+        let flushes: Vec<_> = recording.ops.iter().filter(mine).map(times).collect();
+        let mut good = vec![None; flushes.len() + 1];
+        for i in (0..flushes.len()).rev() {
+            let own = flushes[i].1.filter(|(_, ok)| *ok).map(|(at, _)| at);
+            good[i] = match (own, good[i + 1]) {
+                (Some(a), Some(b)) => Some(Seq::min(a, b)),
+                (a, b) => a.or(b),
+            };
+        }
+        Self { flushes, good }
+    }
+}
+
 /// When each operation became durable for good; `None` for never.
 fn durable_at(recording: &Recording) -> Vec<Option<Seq>> {
-    let flushes: Vec<(Seq, Option<(Seq, bool)>)> = recording
-        .ops
-        .iter()
-        .filter(|o| matches!(o.kind, OpKind::Flush))
-        .map(|o| (o.submitted, o.completed.map(|c| (c.at, c.ok))))
-        .collect();
-    // For each flush: when the first good one that was submitted at or after it returned.
-    let mut good = vec![None; flushes.len() + 1];
-    for i in (0..flushes.len()).rev() {
-        let own = flushes[i].1.filter(|(_, ok)| *ok).map(|(at, _)| at);
-        good[i] = match (own, good[i + 1]) {
-            (Some(a), Some(b)) => Some(Seq::min(a, b)),
-            (a, b) => a.or(b),
-        };
-    }
+    let disks = recording.base.sizes().len();
+    let flushes: Vec<Flushes> = (0..disks).map(|disk| Flushes::of(recording, disk)).collect();
     recording
         .ops
         .iter()
         .map(|op| {
             let completed = op.completed.filter(|c| c.ok)?.at;
-            if matches!(op.kind, OpKind::Flush) {
+            if matches!(op.kind, OpKind::Flush { .. }) {
                 return None;
             }
+            let Flushes { flushes, good } = &flushes[disk_of(extent_of(op).0)];
             let next = flushes.partition_point(|f| f.0 < completed);
             let flushed = good[next].filter(|at| {
                 // A flush that failed takes with it what it should have covered.
@@ -470,7 +495,7 @@ fn epochs(recording: &Recording) -> Vec<Epoch> {
         }
         base.freeze_if_large();
         while submitted < ops.len() && ops[submitted].submitted <= to {
-            if !matches!(ops[submitted].kind, OpKind::Flush) {
+            if !matches!(ops[submitted].kind, OpKind::Flush { .. }) {
                 pending.insert(submitted as u32);
             }
             submitted += 1;
@@ -530,9 +555,11 @@ impl WriteClass {
 }
 
 fn fsid_of(image: &Image) -> Option<[u8; 16]> {
-    let mut fsid = [0; 16];
-    image.read(SUPER_OFFSETS[0].0 + 0x20, &mut fsid);
-    (fsid != [0; 16]).then_some(fsid)
+    (0..image.sizes().len() as u64).find_map(|disk| {
+        let mut fsid = [0; 16];
+        image.read(disk * STRIDE + SUPER_OFFSETS[0].0 + 0x20, &mut fsid);
+        (fsid != [0; 16]).then_some(fsid)
+    })
 }
 
 /// A superblock by its place, a node by the file system's id in its header.

@@ -7,11 +7,15 @@
 //! threads really overlap; they share only a short look at the clock. [`crate::crash`] works out
 //! from the [`Recording`] what a power cut can leave.
 //!
+//! Several devices of one file system are one [`SimDevice`] on a stack of disks
+//! ([`SimDevice::devices`] gives each of them), so that there is one clock. A flush is one of its
+//! own disk, and what is open on one disk says nothing of another.
+//!
 //! Tests steer it in two ways. A [`Fault`] makes chosen accesses fail, before or half-way through
 //! their effect. A [`Gate`] holds chosen accesses between submission and effect until the test
 //! opens it, which forces two operations to overlap without sleeping.
 
-use crate::image::{Image, PAGE, Page, Piece, pieces};
+use crate::image::{Image, PAGE, Page, Piece, STRIDE, pieces};
 use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
 use larder_volume::Device;
 use larder_volume::device::Write;
@@ -40,18 +44,24 @@ pub enum AccessKind {
     Discard,
 }
 
-/// An access as predicates and hooks see it. A flush has address and length 0.
+/// An access as predicates and hooks see it. A flush has the address of its disk's first byte and
+/// length 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
     /// What it does.
     pub kind: AccessKind,
-    /// First byte.
+    /// First byte, in the stack of disks.
     pub at: u64,
     /// Bytes.
     pub len: u64,
 }
 
 impl Access {
+    /// The number of the disk.
+    #[must_use]
+    pub fn disk(&self) -> usize {
+        disk_of(self.at)
+    }
     /// Is it a write, with FUA or without?
     #[must_use]
     pub fn is_write(&self) -> bool {
@@ -62,7 +72,7 @@ impl Access {
     pub fn is_superblock(&self) -> bool {
         self.kind != AccessKind::Flush
             && self.len == SUPER_SIZE as u64
-            && SUPER_OFFSETS.contains(&Physical(self.at))
+            && SUPER_OFFSETS.contains(&Physical(self.at % STRIDE))
     }
     /// Does it touch the range?
     #[must_use]
@@ -168,8 +178,11 @@ pub enum OpKind {
         /// The data.
         pieces: Arc<[Piece]>,
     },
-    /// A flush.
-    Flush,
+    /// A flush of a disk.
+    Flush {
+        /// Its number.
+        disk: usize,
+    },
     /// A discard; `pieces` is what the range reads as afterwards, if that differs from before.
     Discard {
         /// First byte.
@@ -269,7 +282,7 @@ struct FaultState {
 /// The simulated disk. See the module's text.
 pub struct SimDevice {
     name: String,
-    size: u64,
+    sizes: Vec<u64>,
     read_only: bool,
     fua: bool,
     record: bool,
@@ -286,7 +299,7 @@ impl fmt::Debug for SimDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SimDevice")
             .field("name", &self.name)
-            .field("size", &self.size)
+            .field("sizes", &self.sizes)
             .finish_non_exhaustive()
     }
 }
@@ -299,7 +312,7 @@ impl SimDevice {
         base.freeze();
         Self {
             name: "sim".into(),
-            size: base.size(),
+            sizes: base.sizes().to_vec(),
             read_only: false,
             fua: false,
             record: true,
@@ -341,6 +354,17 @@ impl SimDevice {
     pub fn with_discard(mut self, effect: DiscardEffect) -> Self {
         self.discard = effect;
         self
+    }
+
+    /// The disks that are there, each as a device of its own.
+    #[must_use]
+    pub fn devices(self: &Arc<Self>) -> Vec<Arc<dyn Device>> {
+        if let [_] = self.sizes[..] {
+            return vec![self.clone()];
+        }
+        let there = (0..self.sizes.len()).filter(|n| self.sizes[*n] > 0);
+        let disk = |number| -> Arc<dyn Device> { Arc::new(Disk { number, of: self.clone() }) };
+        there.map(disk).collect()
     }
 
     /// A new moment, to be compared with those of accesses.
@@ -402,7 +426,9 @@ impl SimDevice {
     }
 
     fn check(&self, access: &Access, len: usize) -> io::Result<()> {
-        if access.at.checked_add(len as u64).is_none_or(|end| end > self.size) {
+        let size = self.sizes.get(access.disk()).copied().unwrap_or(0);
+        let at = access.at % STRIDE;
+        if at.checked_add(len as u64).is_none_or(|end| end > size) {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "beyond the end of the simulated device",
@@ -463,6 +489,19 @@ impl SimDevice {
             }
         }
         None
+    }
+
+    fn flush_disk(&self, disk: usize) -> io::Result<()> {
+        let access = Access { kind: AccessKind::Flush, at: disk as u64 * STRIDE, len: 0 };
+        self.check(&access, 0)?;
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        if self.read_only {
+            return Ok(());
+        }
+        let index = self.submit(OpKind::Flush { disk });
+        let fault = self.pass(&access);
+        self.complete(index, fault.is_none());
+        fault.map_or(Ok(()), Strike::fail)
     }
 
     fn write(&self, kind: AccessKind, at: u64, data: &[u8]) -> io::Result<()> {
@@ -532,12 +571,66 @@ impl Strike {
     }
 }
 
+/// The number of the disk that an address lies on.
+pub(crate) fn disk_of(at: u64) -> usize {
+    usize::try_from(at / STRIDE).expect("few disks")
+}
+
+/// One disk of a stack.
+#[derive(Debug)]
+struct Disk {
+    number: usize,
+    of: Arc<SimDevice>,
+}
+
+impl Disk {
+    /// Where the disk's byte lies in the stack.
+    fn at(&self, at: Physical) -> Physical {
+        // What is behind the end of this disk must not be on the next one.
+        Physical(self.number as u64 * STRIDE + at.0.min(STRIDE - 1))
+    }
+}
+
+impl Device for Disk {
+    fn name(&self) -> String {
+        format!("{}-{}", self.of.name, self.number + 1)
+    }
+    fn size(&self) -> u64 {
+        self.of.sizes[self.number]
+    }
+    fn is_read_only(&self) -> bool {
+        self.of.read_only
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        self.of.read_at(self.at(at), buf)
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+        self.of.write_at(self.at(at), data)
+    }
+    fn write_vectored_at(&self, at: Physical, data: &[io::IoSlice<'_>]) -> io::Result<()> {
+        self.of.write_vectored_at(self.at(at), data)
+    }
+    fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+        let moved = writes.iter().map(|w| Write { at: self.at(w.at), data: w.data });
+        self.of.write_batch(&moved.collect::<Vec<_>>())
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.of.flush_disk(self.number)
+    }
+    fn write_fua(&self, at: Physical, data: &[u8]) -> Option<io::Result<()>> {
+        self.of.write_fua(self.at(at), data)
+    }
+    fn discard(&self, at: Physical, len: u64) -> io::Result<()> {
+        self.of.discard(self.at(at), len)
+    }
+}
+
 impl Device for SimDevice {
     fn name(&self) -> String {
         self.name.clone()
     }
     fn size(&self) -> u64 {
-        self.size
+        self.sizes[0]
     }
     fn is_read_only(&self) -> bool {
         self.read_only
@@ -578,16 +671,7 @@ impl Device for SimDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        let access = Access { kind: AccessKind::Flush, at: 0, len: 0 };
-        self.check(&access, 0)?;
-        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
-        if self.read_only {
-            return Ok(());
-        }
-        let index = self.submit(OpKind::Flush);
-        let fault = self.pass(&access);
-        self.complete(index, fault.is_none());
-        fault.map_or(Ok(()), Strike::fail)
+        self.flush_disk(0)
     }
 
     fn write_fua(&self, at: Physical, data: &[u8]) -> Option<io::Result<()>> {

@@ -8,6 +8,7 @@
 
 use crate::crash::{Crashes, Limits, WriteClass};
 use crate::device::{Counts, Fault, INJECTED_PANIC, OpKind, SimDevice};
+use crate::disks::{Mishap, Plan};
 use crate::image::Image;
 use crate::judge::Judge;
 use crate::model::{Domain, History};
@@ -15,6 +16,8 @@ use crate::ops::Op;
 use crate::runner::{Config, quietly};
 use crate::walk::{Handles, refusal, run_op};
 use larder_fs::{Error, Filesystem};
+use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -34,6 +37,8 @@ pub struct FaultReport {
     pub turned_read_only: bool,
     /// Crash states judged.
     pub states: u64,
+    /// Different disks among them.
+    pub distinct: HashSet<u64>,
 }
 
 /// How many reads, writes and flushes the workload makes where nothing fails, mount and close
@@ -43,7 +48,7 @@ pub struct FaultReport {
 /// The workload fails without a fault.
 pub fn accesses(config: &Config, ops: &[Op]) -> Result<Counts, String> {
     let device = Arc::new(SimDevice::new(config.base.clone()).unrecorded());
-    let fs = Filesystem::open(device.clone(), config.options.clone())
+    let fs = Filesystem::open_devices(device.devices(), config.options.clone())
         .map_err(|e| format!("open: {e}"))?;
     let mut handles = Handles::new();
     for op in ops {
@@ -59,24 +64,62 @@ pub fn accesses(config: &Config, ops: &[Op]) -> Result<Counts, String> {
 /// # Errors
 /// What must not be.
 pub fn run(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport, String> {
+    patiently(config, ops, faults, None)
+}
+
+/// Runs the workload while one of several disks fails. If the profiles can do without it, nobody
+/// notices, and everything that was promised is there without that disk, too.
+///
+/// # Errors
+/// What must not be.
+pub fn run_plan(config: &Config, ops: &[Op], plan: Plan) -> Result<FaultReport, String> {
+    let ops = &possible(config, ops)?[..];
+    patiently(config, ops, &[plan.fault()], Some(plan.disk)).map_err(|e| format!("{plan:?}: {e}"))
+}
+
+/// Those of the operations that can be done, one after the other.
+fn possible(config: &Config, ops: &[Op]) -> Result<Vec<Op>, String> {
+    let mut world = crate::runner::show(&config.base, &config.options)?;
+    let mut can = |op: &&Op| {
+        let mut after = world.clone();
+        let done = after.apply(op).is_ok();
+        if done {
+            world = after;
+        }
+        done
+    };
+    Ok(ops.iter().filter(|op| can(op)).cloned().collect())
+}
+
+fn patiently(
+    config: &Config,
+    ops: &[Op],
+    faults: &[Fault],
+    disk: Option<usize>,
+) -> Result<FaultReport, String> {
     let (config, ops, faults) = (config.clone(), ops.to_vec(), faults.to_vec());
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         // The receiver is gone only after its patience has run out, and that has been reported.
-        let _ = sender.send(quietly(|| run_here(&config, &ops, &faults)));
+        let _ = sender.send(quietly(|| run_here(&config, &ops, &faults, disk)));
     });
     receiver
         .recv_timeout(PATIENCE)
         .unwrap_or_else(|_| Err(format!("hangs: not done after {PATIENCE:?}")))
 }
 
-fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport, String> {
+fn run_here(
+    config: &Config,
+    ops: &[Op],
+    faults: &[Fault],
+    disk: Option<usize>,
+) -> Result<FaultReport, String> {
     let device = Arc::new(SimDevice::new(config.base.clone()));
     faults.iter().for_each(|f| device.inject(f.clone()));
     let world = crate::runner::show(&config.base, &config.options)?;
     let mut report = FaultReport::default();
     let mut history = History { domains: vec![Domain::new("", world)] };
-    match calmly(|| Filesystem::open(device.clone(), config.options.clone())) {
+    match calmly(|| Filesystem::open_devices(device.devices(), config.options.clone())) {
         Ok(fs) => operate(&fs, &device, &mut history, ops, &mut report)?,
         Err(e) => report.failed = Some(("open".into(), e.to_string())),
     }
@@ -88,7 +131,11 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
     }
     device.heal();
     let recording = device.recording();
-    consequences(&recording.base, &recording.ops, &report)?;
+    match disk {
+        None => consequences(&recording.base, &recording.ops, &report)?,
+        Some(_) if config.mishaps.tolerated > 0 => unnoticed(&report)?,
+        Some(_) => {}
+    }
     let crashes = Crashes::of(
         &recording,
         &Limits { per_epoch: 12, samples: 2, exhaustive: 3, ..config.limits },
@@ -99,6 +146,10 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
         options: config.options.clone(),
         depth: config.depth,
         seed: config.limits.seed,
+        before: &recording.base,
+        mishaps: crate::disks::Mishaps::default(),
+        may_be_behind: disk.is_some(),
+        hurt: Mutex::default(),
     };
     // The states around the fault and at the end say most; the ones long before it are those of
     // every other run.
@@ -107,9 +158,31 @@ fn run_here(config: &Config, ops: &[Op], faults: &[Fault]) -> Result<FaultReport
         judge
             .state(state.id, &image, state.earliest, state.latest)
             .map_err(|e| format!("{report:?}: {e}\n{}", crashes.describe(state)))?;
+        report.distinct.insert(state.id);
         report.states += 1;
+        if let Some(disk) = disk.filter(|_| config.mishaps.tolerated > 0) {
+            let moments = [state.latest, state.earliest];
+            judge
+                .mishap(&image, Mishap::Lost, &[disk], &moments)
+                .map_err(|e| format!("{report:?}: {e}\n{}", crashes.describe(state)))?;
+            report.states += 1;
+        }
     }
+    report.distinct.extend(judge.hurt.into_inner());
     Ok(report)
+}
+
+/// Enough disks were there all the time. Only opening wants all of them.
+fn unnoticed(report: &FaultReport) -> Result<(), String> {
+    if report.failed.as_ref().is_some_and(|(op, _)| op == "open") {
+        return Ok(());
+    }
+    if report.failed.is_some() {
+        return Err(format!(
+            "one disk failed that is not needed, and that was noticed: {report:?}"
+        ));
+    }
+    Ok(())
 }
 
 /// Calls the engine where a panic may have been injected: a caller of a server would get an error,
@@ -199,7 +272,7 @@ fn consequences(
 ) -> Result<(), String> {
     for op in ops.iter().filter(|o| o.completed.is_some_and(|c| !c.ok)) {
         let (what, fatal) = match &op.kind {
-            OpKind::Flush => ("flush", true),
+            OpKind::Flush { .. } => ("flush", true),
             OpKind::Discard { .. } => ("discard", false),
             OpKind::Write { at, .. } => match WriteClass::of(op, base) {
                 WriteClass::Data | WriteClass::Discard => ("data write", false),

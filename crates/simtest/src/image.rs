@@ -6,6 +6,9 @@
 //! image copies the overlay only. A page that is absent reads as zeros; a page of zeros counts as
 //! absent when images are compared.
 //!
+//! Several disks are one image, too: a **stack**, in which the bytes of disk `n` begin at `n` times
+//! [`STRIDE`]. So what happens to them together stays one value, with one hash.
+//!
 //! Each page remembers a hash of its content once it was asked for, so that the hash of a
 //! whole image is a sum over its pages, and that of a crash state costs the pages that it changed.
 
@@ -18,6 +21,9 @@ use std::sync::{Arc, OnceLock};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
+
+/// From the first byte of a disk in a stack to that of the next one. Longer than any disk.
+pub const STRIDE: u64 = 1 << 44;
 
 /// An immutable page with a hash that is computed when first asked for.
 pub struct Page {
@@ -80,7 +86,8 @@ type Pages = HashMap<u64, Arc<Page>>;
 /// The bytes of a disk. `Clone` is cheap.
 #[derive(Clone, Debug)]
 pub struct Image {
-    size: u64,
+    /// Bytes of each disk; 0 for one that is not there any more.
+    sizes: Vec<u64>,
     base: Arc<Pages>,
     over: Pages,
     /// Sum of the contributions of all pages, overlay applied; `None` until it was asked for.
@@ -91,7 +98,62 @@ impl Image {
     /// A disk of `size` bytes, all zero.
     #[must_use]
     pub fn zeroed(size: u64) -> Self {
-        Self { size, base: Arc::default(), over: Pages::new(), hash: Some(0) }
+        Self::stack(vec![size])
+    }
+
+    /// Disks of these sizes, all zero.
+    #[must_use]
+    pub fn stack(sizes: Vec<u64>) -> Self {
+        Self { sizes, base: Arc::default(), over: Pages::new(), hash: Some(0) }
+    }
+
+    /// Bytes of each disk; 0 for one that is lost.
+    #[must_use]
+    pub fn sizes(&self) -> &[u64] {
+        &self.sizes
+    }
+
+    /// The disk of this number by itself.
+    #[must_use]
+    pub fn disk(&self, number: usize) -> Self {
+        let first = number as u64 * STRIDE / PAGE as u64;
+        let mut disk = Self::zeroed(self.sizes[number]);
+        for (n, page) in self.pages_of(number) {
+            disk.set_page(n - first, page);
+        }
+        disk
+    }
+
+    /// Takes a disk out of the stack. The others keep their numbers.
+    pub fn lose(&mut self, number: usize) {
+        for (n, _) in self.pages_of(number) {
+            self.set_page(n, Page::new([0; PAGE]));
+        }
+        self.sizes[number] = 0;
+    }
+
+    /// Gives a disk the size and the content that it has in another stack.
+    pub fn take_disk(&mut self, number: usize, from: &Self) {
+        for (n, _) in self.pages_of(number) {
+            if from.page(n).is_none() {
+                self.set_page(n, Page::new([0; PAGE]));
+            }
+        }
+        for (n, page) in from.pages_of(number) {
+            self.set_page(n, page);
+        }
+        self.sizes[number] = from.sizes[number];
+    }
+
+    /// The pages of a disk that were ever written, by their number in the stack.
+    pub(crate) fn pages_of(&self, number: usize) -> Vec<(u64, Arc<Page>)> {
+        let first = number as u64 * STRIDE / PAGE as u64;
+        let numbers = first..first + STRIDE / PAGE as u64;
+        let all = self.base.iter().filter(|(n, _)| !self.over.contains_key(n)).chain(&self.over);
+        let mut pages: Vec<(u64, Arc<Page>)> =
+            all.filter(|(n, _)| numbers.contains(n)).map(|(n, page)| (*n, page.clone())).collect();
+        pages.sort_unstable_by_key(|(n, _)| *n);
+        pages
     }
 
     /// The content of an image file; holes are not read.
@@ -117,13 +179,13 @@ impl Image {
             }
             at += PAGE as u64;
         }
-        Ok(Self { size, base: Arc::new(pages), over: Pages::new(), hash: None })
+        Ok(Self { sizes: vec![size], base: Arc::new(pages), over: Pages::new(), hash: None })
     }
 
-    /// Size in bytes.
+    /// Size of the first disk, in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.size
+        self.sizes[0]
     }
 
     /// The page with this number, if it was ever written.
@@ -202,19 +264,18 @@ impl Image {
         })
     }
 
-    /// Writes a sparse file with this content.
+    /// Writes a sparse file with the content of the first disk.
     ///
     /// # Errors
     /// What the file says.
     pub fn write_sparse(&self, path: &Path) -> io::Result<()> {
         use std::os::unix::fs::FileExt;
         let file = File::options().write(true).create(true).truncate(true).open(path)?;
-        file.set_len(self.size)?;
-        let base = self.base.iter().filter(|(n, _)| !self.over.contains_key(n));
-        for (n, page) in base.chain(self.over.iter()) {
+        file.set_len(self.size())?;
+        for (n, page) in self.pages_of(0) {
             if page.hash() != 0 {
                 let at = n * PAGE as u64;
-                let len = usize::try_from(self.size - at).unwrap_or(PAGE).min(PAGE);
+                let len = usize::try_from(self.size() - at).unwrap_or(PAGE).min(PAGE);
                 file.write_all_at(&page.bytes[..len], at)?;
             }
         }

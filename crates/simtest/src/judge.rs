@@ -4,18 +4,22 @@
 //! time what the model allows. Shares of the states go further; they are chosen by hash, so that a
 //! rerun chooses the same ones. New files are made and fsynced, and everything is removed down to
 //! an empty root. The power is cut again while the recovery runs. `btrfs check` looks at the image
-//! before and after. The kernel mounts it and must see the same tree.
+//! before and after. The kernel mounts it and must see the same tree. Of several disks as many as
+//! the profiles can do without are lost, are as they were before everything, or hold garbage.
 
 use crate::crash::{Crashes, Limits};
 use crate::device::{Seq, SimDevice};
-use crate::image::Image;
+use crate::disks::{Mishap, Mishaps};
+use crate::image::{Image, STRIDE};
 use crate::model::{History, Mode};
-use crate::oracle::{Aspects, EngineTree, KernelMount, StdTree, btrfs_check, compare_sources};
+use crate::oracle::{
+    Aspects, DeviceSet, EngineTree, KernelMount, StdTree, btrfs_check, compare_sources,
+};
 use crate::walk::walk;
 use crate::world::{Body, Top, World};
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
+use larder_fs::{Error, FileKind, Filesystem, InodeId, NewInode, OpenOptions};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -50,6 +54,15 @@ pub struct Judge<'a> {
     pub depth: Depth,
     /// Chooses the shares.
     pub seed: u64,
+    /// What was there before the history began: what a disk holds that was away meanwhile.
+    pub before: &'a Image,
+    /// What happens to disks while the power is off.
+    pub mishaps: Mishaps,
+    /// A disk has failed meanwhile. With a disk that is behind, a file system may refuse to be
+    /// written.
+    pub may_be_behind: bool,
+    /// Different stacks of disks after mishaps.
+    pub hurt: Mutex<HashSet<u64>>,
 }
 
 /// What was done with a state.
@@ -61,6 +74,8 @@ pub struct Done {
     pub recovered: u64,
     pub checked: u64,
     pub kernel: u64,
+    /// States with disks that were lost, old or damaged.
+    pub hurt: u64,
 }
 
 impl Done {
@@ -70,6 +85,7 @@ impl Done {
         self.recovered += other.recovered;
         self.checked += other.checked;
         self.kernel += other.kernel;
+        self.hurt += other.hurt;
     }
 }
 
@@ -111,8 +127,20 @@ impl Judge<'_> {
             check(image, "as the crash left it")?;
             done.checked += 1;
         }
+        if self.chosen(id, self.mishaps.share, 5) {
+            for (mishap, disks) in self.mishaps.chosen(id ^ self.seed, image.sizes().len()) {
+                self.mishap(image, mishap, &disks, &moments)?;
+                done.hurt += 1;
+            }
+        }
+        if self.chosen(id, self.depth.kernel, 4) {
+            self.kernel(image)?;
+            done.kernel += 1;
+        }
         let device = Arc::new(SimDevice::new(image.clone()));
-        let fs = self.open(&device)?;
+        let Some(fs) = self.open_unless_behind(&device, self.may_be_behind)? else {
+            return Ok(done);
+        };
         let world = walk(&fs).map_err(|e| format!("read-write: {e}"))?;
         self.verify(&world, &moments, "read-write")?;
         if self.chosen(id, self.depth.emptied, 2) {
@@ -138,11 +166,51 @@ impl Judge<'_> {
         if self.chosen(id, self.depth.recovered, 3) && !self.chosen(id, self.depth.emptied, 2) {
             done.recovered += self.crash_again(id, &device, &moments)?;
         }
-        if self.chosen(id, self.depth.kernel, 4) {
-            self.kernel(image)?;
-            done.kernel += 1;
-        }
         Ok(done)
+    }
+
+    /// Judges a disk or several after something happened to some of them.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn mishap(
+        &self,
+        image: &Image,
+        mishap: Mishap,
+        disks: &[usize],
+        moments: &[Seq],
+    ) -> Result<(), String> {
+        if mishap != Mishap::Lost && self.has_unchecked_data() {
+            return Ok(());
+        }
+        let what = |e| format!("{mishap:?} disks {disks:?}: {e}");
+        let mut hurt = mishap.befall(image, disks, self.before);
+        self.hurt.lock().insert(hurt.content_hash());
+        self.read_only(&hurt, moments).map_err(what)?;
+        let device = Arc::new(SimDevice::new(hurt));
+        let may_refuse = mishap != Mishap::Damaged || self.may_be_behind;
+        let Some(fs) = self.open_unless_behind(&device, may_refuse).map_err(what)? else {
+            return Ok(());
+        };
+        let world = walk(&fs).map_err(|e| what(format!("read-write: {e}")))?;
+        self.verify(&world, moments, "read-write").map_err(what)?;
+        fs.close().map_err(|e| what(format!("close: {e}")))?;
+        drop(fs);
+        let mut after = device.image();
+        self.read_only(&after, moments).map_err(|e| what(format!("closed again: {e}")))?;
+        if mishap == Mishap::Lost {
+            disks.iter().for_each(|disk| after.take_disk(*disk, image));
+            self.read_only(&after, moments).map_err(|e| what(format!("they are back: {e}")))?;
+        }
+        Ok(())
+    }
+
+    /// Is there data that no checksum covers? Nothing tells its copies apart.
+    fn has_unchecked_data(&self) -> bool {
+        let now = self.history.domains.iter().map(|domain| domain.now());
+        self.options.no_data_sum
+            || self.options.no_data_cow
+            || now.flat_map(World::nodes).any(|(_, node)| node.nocow)
     }
 
     fn verify(&self, world: &World, moments: &[Seq], how: &str) -> Result<(), String> {
@@ -152,15 +220,32 @@ impl Judge<'_> {
     }
 
     fn open(&self, device: &Arc<SimDevice>) -> Result<Arc<Filesystem>, String> {
-        Filesystem::open(device.clone(), self.options.clone())
-            .map_err(|e| format!("read-write open: {e}"))
+        let opened = self.open_unless_behind(device, false)?;
+        opened.ok_or_else(|| "read-write open: refused".to_owned())
+    }
+
+    /// Opens for writing. `None`: it can only be read, since a disk is missing or behind.
+    fn open_unless_behind(
+        &self,
+        device: &Arc<SimDevice>,
+        may_refuse: bool,
+    ) -> Result<Option<Arc<Filesystem>>, String> {
+        let disks = device.devices();
+        let degraded = disks.len() < device.image().sizes().len();
+        let options = OpenOptions { degraded, ..self.options.clone() };
+        match Filesystem::open_devices(disks, options) {
+            Ok(fs) => Ok(Some(fs)),
+            Err(Error::Unsupported(why)) if may_refuse && why.ends_with(READ_ONLY) => Ok(None),
+            Err(e) => Err(format!("read-write open: {e}")),
+        }
     }
 
     /// Opens read-only, reads everything, and makes sure that nothing was written.
     fn look(&self, image: &Image, how: &str) -> Result<World, String> {
         let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
-        let options = OpenOptions { read_only: true, ..self.options.clone() };
-        let fs = Filesystem::open(device.clone(), options)
+        let degraded = image.sizes().contains(&0);
+        let options = OpenOptions { read_only: true, degraded, ..self.options.clone() };
+        let fs = Filesystem::open_devices(device.devices(), options)
             .map_err(|e| format!("{how}: read-only open: {e}"))?;
         let world = walk(&fs).map_err(|e| format!("{how}, read-only: {e}"))?;
         fs.close().map_err(|e| format!("{how}: read-only close: {e}"))?;
@@ -200,7 +285,7 @@ impl Judge<'_> {
     fn kernel(&self, image: &Image) -> Result<(), String> {
         let _one = KERNEL.lock();
         let _alone = lock_for_processes()?;
-        let (_dir, path) = to_file(image)?;
+        let (_dir, set) = to_files(image)?;
         let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
         let mut options = OpenOptions { read_only: true, ..self.options.clone() };
         // So that the time of a replay is known to be that; Linux's clock for times goes by ticks,
@@ -208,9 +293,9 @@ impl Judge<'_> {
         options.tuning.fake_clock = false;
         let now =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
-        let mount =
-            KernelMount::image(&path, "subvolid=5").map_err(|e| format!("the kernel: {e:#}"))?;
+        let fs = Filesystem::open_devices(device.devices(), options)
+            .map_err(|e| format!("read-only open: {e}"))?;
+        let mount = mount(&set).map_err(|e| format!("the kernel: {e:#}"))?;
         let mut aspects = Aspects::same_image();
         aspects.replayed_since =
             has_log(image).then(|| (now.as_secs().cast_signed() - 1, now.subsec_nanos()));
@@ -226,34 +311,64 @@ impl Judge<'_> {
                 differences.len()
             ));
         }
-        let report = btrfs_check(&path, true);
-        if !report.is_clean() {
-            return Err(format!("btrfs check after the kernel's mount: {report}"));
-        }
-        Ok(())
+        check_files(&set, "after the kernel's mount")
     }
 }
+
+fn mount(set: &DeviceSet) -> anyhow::Result<KernelMount> {
+    match set.images() {
+        [image] => KernelMount::image(image, "subvolid=5"),
+        _ => set.mount("subvolid=5"),
+    }
+}
+
+/// How a refusal ends of what can only be read.
+const READ_ONLY: &str = "it can be opened read-only (-o ro)";
 
 /// Where a superblock says where its log is.
 const LOG_ROOT: u64 = 0x60;
 
 /// Is there a log to be replayed?
 fn has_log(image: &Image) -> bool {
-    let mut log_root = [0; 8];
-    image.read(larder_format::SUPER_OFFSETS[0].0 + LOG_ROOT, &mut log_root);
-    log_root != [0; 8]
+    (0..image.sizes().len() as u64).any(|disk| {
+        let mut log_root = [0; 8];
+        let first = disk * STRIDE;
+        image.read(first + larder_format::SUPER_OFFSETS[0].0 + LOG_ROOT, &mut log_root);
+        log_root != [0; 8]
+    })
 }
 
-fn to_file(image: &Image) -> Result<(tempfile::TempDir, PathBuf), String> {
+fn to_files(image: &Image) -> Result<(tempfile::TempDir, DeviceSet), String> {
     let dir = crate::oracle::scratch();
-    let path = dir.path().join("state.img");
-    image.write_sparse(&path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
-    Ok((dir, path))
+    let file = |number| {
+        let path = dir.path().join(format!("state-{}.img", number + 1));
+        let written = image.disk(number).write_sparse(&path);
+        written.map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+        Ok(path)
+    };
+    let there = (0..image.sizes().len()).filter(|n| image.sizes()[*n] > 0);
+    let images = there.map(file).collect::<Result<Vec<PathBuf>, String>>()?;
+    Ok((dir, DeviceSet::of(images)))
 }
 
 fn check(image: &Image, when: &str) -> Result<(), String> {
-    let (_dir, path) = to_file(image)?;
-    let report = btrfs_check(&path, true);
+    let (_dir, set) = to_files(image)?;
+    // With several devices it looks for them by the file system's id, which all states have.
+    let several = set.images().len() > 1;
+    let _one = several.then(|| KERNEL.lock());
+    let _alone = several.then(lock_for_processes).transpose()?;
+    check_files(&set, when)
+}
+
+fn check_files(set: &DeviceSet, when: &str) -> Result<(), String> {
+    let mut report = match set.images() {
+        [image] => btrfs_check(image, true),
+        _ => set.check().map_err(|e| format!("btrfs check {when}: {e:#}"))?,
+    };
+    // A power cut may come between the superblocks of two disks.
+    let of_two_commits =
+        |line: &String| line.contains("adding device") && line.contains("found an existing device");
+    report.complaints.retain(|line| !of_two_commits(line));
     if report.is_clean() { Ok(()) } else { Err(format!("btrfs check {when}: {report}")) }
 }
 

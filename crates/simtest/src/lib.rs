@@ -18,7 +18,8 @@
 //!   known as well;
 //! - [`memserver`]: a file system in memory, behind which the transports of FUSE are tested and
 //!   measured;
-//! - [`faults`]: the same on a device that fails;
+//! - [`faults`]: the same on a device that fails; [`disks`]: on several disks, of which some are
+//!   lost, old or damaged;
 //! - [`rows`]: power cuts of several devices, of which some are then lost, where there is parity;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
@@ -32,6 +33,7 @@ pub mod crash;
 pub mod damage;
 pub mod data;
 pub mod device;
+pub mod disks;
 pub mod faults;
 pub mod fill;
 pub mod formats;

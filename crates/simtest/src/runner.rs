@@ -12,8 +12,10 @@
 
 use crate::crash::{Crashes, Kind, Limits};
 use crate::device::{DiscardEffect, Recording, Seq, SimDevice};
+use crate::disks::Mishaps;
+use crate::faults::FaultReport;
 use crate::formats::Format;
-use crate::image::Image;
+use crate::image::{Image, STRIDE};
 use crate::judge::{Depth, Done, Judge};
 use crate::model::{Domain, History, Mode};
 use crate::ops::Op;
@@ -21,8 +23,9 @@ use crate::walk::{Handles, refusal, run_op, walk};
 use crate::workload::{Segment, Workload, prefix};
 use crate::world::{Refusal, World};
 use larder_format::{ObjectId, Physical, SUPER_OFFSETS, SUPER_SIZE};
-use larder_fs::mkfs::{MkfsOptions, mkfs};
+use larder_fs::mkfs::{MkfsOptions, mkfs_on};
 use larder_fs::{Filesystem, OpenOptions, SubvolChoice, Timestamp, Tuning};
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -47,6 +50,8 @@ pub struct Config {
     pub max_states: usize,
     /// How deep each is looked into.
     pub depth: Depth,
+    /// What happens to disks while the power is off.
+    pub mishaps: Mishaps,
     /// Threads for the judging.
     pub workers: usize,
     /// Judge only this one.
@@ -63,14 +68,24 @@ pub const SIZE: u64 = 256 << 20;
 /// # Errors
 /// What mkfs says.
 pub fn fresh(size: u64, options: &MkfsOptions) -> Result<Image, larder_fs::Error> {
+    fresh_on(vec![size], options)
+}
+
+/// The same on disks of these sizes.
+///
+/// # Errors
+/// What mkfs says.
+pub fn fresh_on(sizes: Vec<u64>, options: &MkfsOptions) -> Result<Image, larder_fs::Error> {
     let device =
-        SimDevice::new(Image::zeroed(size)).unrecorded().with_discard(DiscardEffect::Ignore);
+        SimDevice::new(Image::stack(sizes)).unrecorded().with_discard(DiscardEffect::Ignore);
+    let device = Arc::new(device);
     let fixed = MkfsOptions {
         uuid: options.uuid.or(Some(*b"larder-simulator")),
         time: Some(Timestamp { sec: 1_700_000_000, nsec: 0 }),
         ..options.clone()
     };
-    mkfs(&device, &fixed)?;
+    let disks = device.devices();
+    mkfs_on(&disks.iter().map(|disk| &**disk).collect::<Vec<_>>(), &fixed)?;
     let mut image = device.image();
     image.freeze();
     Ok(image)
@@ -123,6 +138,7 @@ impl Config {
             limits: Limits { seed, ..Limits::default() },
             max_states: usize::MAX,
             depth: Depth::LOOK,
+            mishaps: Mishaps::default(),
             workers: std::thread::available_parallelism().map_or(2, usize::from),
             only: None,
             max_failures: 3,
@@ -165,11 +181,24 @@ pub struct Outcome {
     pub distinct: HashSet<u64>,
     /// What was done to shares of them.
     pub done: Done,
+    /// Runs in which a disk failed.
+    pub plans: u64,
     /// What must not be.
     pub failures: Vec<Failure>,
 }
 
 impl Outcome {
+    /// Adds a run in which a disk failed.
+    pub fn add_plan(&mut self, workload: &Workload, ran: Result<FaultReport, String>) {
+        self.plans += 1;
+        match ran {
+            Ok(report) => self.distinct.extend(report.distinct),
+            Err(what) => {
+                let workload = workload.text();
+                self.failures.push(Failure { workload, state: None, what });
+            }
+        }
+    }
     /// Adds another run.
     pub fn add(&mut self, other: Self) {
         self.workloads += other.workloads;
@@ -179,6 +208,7 @@ impl Outcome {
         }
         self.distinct.extend(other.distinct);
         self.done.add(other.done);
+        self.plans += other.plans;
         self.failures.extend(other.failures);
     }
     fn add_done(&mut self, done: Done) {
@@ -205,11 +235,17 @@ impl fmt::Display for Outcome {
         for (kind, n) in &self.states {
             write!(f, " {kind} {n}")?;
         }
-        let Done { emptied, recovered, checked, kernel } = self.done;
+        let Done { emptied, recovered, checked, kernel, hurt } = self.done;
         write!(
             f,
             "; emptied {emptied}, crashed again {recovered}, btrfs check {checked}, kernel {kernel}"
         )?;
+        if hurt > 0 {
+            write!(f, ", with disks lost, old or damaged {hurt}")?;
+        }
+        if self.plans > 0 {
+            write!(f, ", runs with a failing disk {}", self.plans)?;
+        }
         write!(f, "; failures {}", self.failures.len())
     }
 }
@@ -253,7 +289,8 @@ pub fn execute(
 ) -> Result<Run, String> {
     let device = Arc::new(SimDevice::new(base.clone()));
     let fs = quietly(|| {
-        Filesystem::open(device.clone(), config.options.clone()).map_err(|e| format!("open: {e}"))
+        Filesystem::open_devices(device.devices(), config.options.clone())
+            .map_err(|e| format!("open: {e}"))
     })?;
     let many = segment.threads.len() > 1;
     let domains: Vec<Result<(Domain, Handles), String>> = std::thread::scope(|scope| {
@@ -342,14 +379,18 @@ pub fn mirrors(image: &Image) -> Result<(), String> {
         bytes[0x30..0x38].fill(0);
         bytes
     };
-    let primary = copy(SUPER_OFFSETS[0].0);
-    let fits = |at: &&Physical| at.0 + SUPER_SIZE as u64 <= image.size();
-    match SUPER_OFFSETS[1..].iter().filter(fits).find(|at| copy(at.0) != primary) {
-        Some(at) => {
-            Err(format!("after a clean close the superblock at {at} is not like the first one"))
+    for (disk, size) in image.sizes().iter().enumerate() {
+        let first = disk as u64 * STRIDE;
+        let primary = copy(first + SUPER_OFFSETS[0].0);
+        let fits = |at: &&Physical| at.0 + SUPER_SIZE as u64 <= *size;
+        let mut others = SUPER_OFFSETS[1..].iter().filter(fits);
+        if let Some(at) = others.find(|at| copy(first + at.0) != primary) {
+            return Err(format!(
+                "after a clean close the superblock at {at} of disk {disk} is not like the first"
+            ));
         }
-        None => Ok(()),
     }
+    Ok(())
 }
 
 /// Runs something that may panic; the panic becomes an error.
@@ -371,8 +412,8 @@ pub fn quietly<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 pub fn show(image: &Image, options: &OpenOptions) -> Result<World, String> {
     let device = Arc::new(SimDevice::new(image.clone()).read_only().unrecorded());
     let options = OpenOptions { read_only: true, ..options.clone() };
-    let fs = Filesystem::open(device, options).map_err(|e| format!("read-only open: {e}"))?;
-    walk(&fs)
+    let fs = Filesystem::open_devices(device.devices(), options);
+    walk(&*fs.map_err(|e| format!("read-only open: {e}"))?)
 }
 
 /// Runs a workload and judges its crash states.
@@ -440,6 +481,10 @@ fn judge_all(config: &Config, workload: &Workload, run: &Run, outcome: &mut Outc
         options: config.options.clone(),
         depth: config.depth,
         seed: config.limits.seed,
+        before: &run.recording.base,
+        mishaps: config.mishaps,
+        may_be_behind: false,
+        hurt: Mutex::default(),
     };
     let mut order: Vec<usize> = (0..crashes.states.len()).collect();
     if let Some(only) = config.only {
@@ -474,6 +519,7 @@ fn judge_all(config: &Config, workload: &Workload, run: &Run, outcome: &mut Outc
         workers.into_iter().flat_map(|w| w.join().expect("panics are caught inside")).collect()
     });
     results.sort_by_key(|r| r.0);
+    outcome.distinct.extend(judge.hurt.into_inner());
     for (index, verdict) in results {
         let state = &crashes.states[index];
         *outcome.states.entry(state.kind).or_default() += 1;

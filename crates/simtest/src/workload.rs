@@ -69,7 +69,7 @@ impl Workload {
 
     /// Can [`Workload::text`] be run again as it is?
     #[must_use]
-    pub(crate) fn is_single(&self) -> bool {
+    pub fn is_single(&self) -> bool {
         self.segments.iter().all(|s| s.threads.len() == 1)
     }
 }

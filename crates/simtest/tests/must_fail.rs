@@ -9,6 +9,7 @@ use larder_fs::{Fault, FileKind, Filesystem, NewInode, OpenOptions, SetAttr, Tun
 use larder_simtest::cloning::cloning;
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{self, Access, AccessKind, SimDevice};
+use larder_simtest::disks::{Kind, Plan, Refused};
 use larder_simtest::faults;
 use larder_simtest::image::Image;
 use larder_simtest::judge::Depth;
@@ -578,4 +579,51 @@ fn write_errors_are_ignored() {
     let fails =
         |n: u64| faults::run(&config, &ops, &[device::Fault::nth(n, Access::is_write)]).is_err();
     assert!((0..writes).any(fails), "{writes} writes failed, each once, and nothing was noticed");
+}
+
+/// On two mirrors, of which one is lost, old or damaged afterwards.
+fn caught_on_mirrors(broken: Tuning) {
+    let kind = Kind::parse("raid1-raid1-2").expect("a kind");
+    let on_mirrors = |tuning: Tuning| {
+        let config = kind.config(&config(None, LOOK, tuning), 1.0).expect("mkfs");
+        run(&config, &Workload::script("must fail", NAMES).expect("a workload"))
+    };
+    let found = on_mirrors(broken.clone());
+    assert!(!found.failures.is_empty(), "{broken:?} went unnoticed: {found}");
+    println!("caught: {}", found.failures[0]);
+    on_mirrors(Tuning::default()).assert_sound();
+}
+
+#[test]
+fn a_superblock_on_one_device_of_several() {
+    caught_on_mirrors(Fault::SuperOnOneDevice.into());
+}
+
+#[test]
+fn a_device_that_was_away_and_is_believed() {
+    caught_on_mirrors(Fault::StaleSuperblock.into());
+}
+
+#[test]
+fn a_mirror_that_refused_a_write_and_is_believed() {
+    let kind = Kind::parse("raid1-raid1-2").expect("a kind");
+    // The states at the end are those of a disk that missed several commits.
+    let commits: String = (0..6).map(|n| format!("; new k{n}; COMMIT")).collect();
+    let text = format!("new f; f[0,64K)=a; COMMIT; f[0,64K)=b; COMMIT{commits}");
+    let workload = Workload::script("must fail", &text).expect("a workload");
+    let failing = |tuning: Tuning, skip| {
+        let mut config = config(None, LOOK, tuning);
+        // Checksums would tell which of two mirrors is right.
+        config.options.no_data_sum = true;
+        config.max_states = 8;
+        let (refused, effect) = (Refused::Writes, device::Effect::None);
+        let plan = Plan { disk: 0, refused, skip, forever: false, effect };
+        let config = kind.config(&config, 0.0).expect("mkfs");
+        faults::run_plan(&config, &workload.segments[0].threads[0], plan)
+    };
+    let caught = (0..8).find_map(|skip| failing(Fault::MirrorErrors.into(), skip).err());
+    println!("caught: {}", caught.expect("it went unnoticed"));
+    for skip in 0..8 {
+        failing(Tuning::default(), skip).expect("the engine as it is");
+    }
 }

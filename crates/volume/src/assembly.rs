@@ -8,6 +8,10 @@
 //! newest commit, in the second case it has not, and nothing tells them apart. So what a stale
 //! device has is read last, and counts only where a checksum says that it is right.
 //!
+//! A device is stale as well if the item in its superblock has a **mark**: a generation, which is 0
+//! for all others. Such a device has got the newest superblock, so that the others may be lost, but
+//! not yet all that the others have.
+//!
 //! Two devices of one generation with different trees were both written without the other. Neither
 //! can be brought up to date from the other, so the caller has to leave one out.
 //!
@@ -27,9 +31,9 @@ pub struct Found {
     pub id: DeviceId,
     /// Its own uuid.
     pub uuid: Uuid,
-    /// The last commit that reached it.
+    /// The last commit that reached it, and from which on it has everything.
     pub generation: Generation,
-    /// Is there a device with a newer superblock?
+    /// Is there a device with a newer superblock, or has it a mark?
     pub is_stale: bool,
     /// The device.
     pub device: Arc<dyn Device>,
@@ -63,8 +67,8 @@ impl Assembly {
             let one = Found {
                 id: superblock.device_id(),
                 uuid: Uuid::from_bytes(superblock.dev_item.uuid),
-                generation: superblock.generation(),
-                is_stale: false,
+                generation: mark_of(&superblock).unwrap_or(superblock.generation()),
+                is_stale: mark_of(&superblock).is_some(),
                 device,
             };
             if let Some(other) = found.iter().find(|f| f.id == one.id || f.uuid == one.uuid) {
@@ -86,15 +90,20 @@ impl Assembly {
         let superblock = newest.ok_or_else(none)?;
         let current = State::of(&superblock);
         for one in &mut found {
-            one.is_stale = states.iter().any(|(id, state)| *id == one.id && *state != current);
+            one.is_stale |= states.iter().any(|(id, state)| *id == one.id && *state != current);
         }
         Ok(Self { superblock, devices: found })
     }
 
-    /// Devices whose superblock is older than the newest.
+    /// Devices whose superblock is older than the newest, or has a mark.
     pub fn stale(&self) -> impl Iterator<Item = &Found> {
         self.devices.iter().filter(|f| f.is_stale)
     }
+}
+
+fn mark_of(superblock: &Superblock) -> Option<Generation> {
+    let mark = superblock.dev_item.generation.get();
+    (mark != 0).then_some(Generation(mark))
 }
 
 fn corrupt(device: String, what: String) -> VolumeError {

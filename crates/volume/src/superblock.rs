@@ -169,7 +169,7 @@ mod tests {
         let v = Volume::new(vec![(DeviceId(1), Arc::new(device(&dir, SIZE)))]).unwrap();
         let d = v.device(DeviceId(1)).unwrap().clone();
         let write = |generation, which| {
-            v.write_superblocks(&|_| Some(Box::new(sample(generation))), which).unwrap();
+            v.write_superblocks(&|_| Box::new(sample(generation)), which).unwrap();
         };
         write(7, SuperCopies::All);
         assert_eq!(read_superblock(&*d).unwrap().generation(), Generation(7));

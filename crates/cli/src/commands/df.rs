@@ -175,8 +175,8 @@ impl<'a> Told<'a> {
             self.data_is_full()
         } else {
             vec![format!(
-                "Not full: {} is available for data, and {} can become new chunks for data or \
-                 metadata.",
+                "Not full: {} is available for data, and {} of device space can become new \
+                 chunks for data or metadata.",
                 human(&self.data["available"]),
                 human(&self.space["unallocated"])
             )]

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 Examples:
   larder mkfs --size 8G disk.img
   larder mkfs --label backup -m single --csum xxhash /dev/sdb1
-  larder mkfs -d raid1 -m raid1 /dev/sdb /dev/sdc
+  larder mkfs -d raid1 -m raid1 /dev/sdb1 /dev/sdc1
   larder mkfs --size 4G -d raid5 -m raid1c3 a.img b.img c.img
   fallocate -l 8G disk.img && larder mkfs --nodiscard disk.img
   SOURCE_DATE_EPOCH=0 larder mkfs --size 1G --uuid 6ba7b810-9dad-11d1-80b4-00c04fd430c8 a.img

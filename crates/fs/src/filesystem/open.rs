@@ -29,7 +29,9 @@ use larder_format::node::NodeView;
 use larder_format::{
     CsumType, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId, csum,
 };
-use larder_volume::{Assembly, Device, ErrorKind, Volume, VolumeError, VolumeResult, unflattened};
+use larder_volume::{
+    Assembly, Device, ErrorKind, Volume, VolumeError, VolumeResult, read_superblock, unflattened,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -206,7 +208,13 @@ impl Core {
         let options = Arc::new(options);
         let whole = |device| if options.metadata_dump { unflattened(device) } else { device };
         let devices = devices.into_iter().map(whole).map(crate::watch::device);
-        let found = Assembly::of(devices)?;
+        let is_deaf = fault!(options.tuning, MirrorErrors);
+        let devices =
+            devices.map(|device| if is_deaf { crate::tuning::deaf(device) } else { device });
+        let mut found = Assembly::of(devices)?;
+        if fault!(options.tuning, StaleSuperblock) {
+            found.superblock = read_superblock(&*found.devices[0].device)?;
+        }
         let sb = found.superblock.clone();
         let members = Members::new(&found, options.degraded);
         let first = found.devices[0].device.clone();
@@ -238,7 +246,8 @@ impl Core {
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
         let chunks = roots.chunk.version(epochs.enter());
-        let superblocks = Superblocks::new(sb.clone(), &chunks, volume.behind())?;
+        let behind = compared.stale.iter().map(|s| (s.id, s.generation)).collect();
+        let superblocks = Superblocks::new(sb.clone(), &chunks, behind)?;
         drop(chunks);
         let superblock_written = SuperblockWritten { generation, superblocks, logs: 0 };
         let lost_chunks = lost_chunks(&volume);

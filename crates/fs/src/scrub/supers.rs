@@ -82,7 +82,7 @@ fn bad_copies(core: &Core, control: &ScrubControl, behind: &[DeviceId]) -> Vec<B
         if behind.contains(&id) || !core.volume.takes_writes(id) {
             continue;
         }
-        let should = written.superblocks.made_for(id);
+        let should = written.superblocks.without_mark(id);
         let size = should.dev_item.total_bytes.get();
         control.own();
         let copies = read_all_superblocks(&**device);
@@ -131,7 +131,7 @@ fn repair(core: &Core, control: &ScrubControl, bad: &[Bad]) -> Result<bool> {
 
 /// A copy as it should be. Only the first one has a log.
 fn copy(written: &SuperblockWritten, id: DeviceId, at: Physical) -> Box<Superblock> {
-    let mut superblock = written.superblocks.made_for(id);
+    let mut superblock = written.superblocks.without_mark(id);
     if at != larder_format::SUPER_OFFSETS[0] {
         superblock.log_root.set(0);
         superblock.log_root_level = 0;
@@ -150,7 +150,7 @@ fn bring_up_to_date(core: &Core, control: &ScrubControl, id: DeviceId) -> Result
     if written.superblocks.has_mark(id) {
         return Ok(());
     }
-    let superblock = written.superblocks.made_for(id);
+    let superblock = written.superblocks.without_mark(id);
     let mirrors = copy(&written, id, Physical(0));
     write_superblocks(&**device, &mirrors, SuperCopies::All)?;
     write_superblocks(&**device, &superblock, SuperCopies::Primary)?;

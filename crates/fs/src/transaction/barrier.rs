@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::transaction::{Ground, SuperblockWritten, Superblocks};
 use crate::tree::Pointer;
 use larder_format::Generation;
-use larder_volume::superblock::SuperCopies;
+use larder_volume::VolumeResult;
+use larder_volume::superblock::{SuperCopies, write_superblocks};
 use zerocopy::little_endian::U64;
 
 impl Ground {
@@ -63,7 +64,7 @@ impl Ground {
         let which =
             if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
         let write = || -> Result<()> {
-            let done = self.volume.write_superblocks(&|id| superblocks.of(id), which);
+            let done = self.put(superblocks, which);
             if !fault!(tuning, IgnoreWriteErrors) {
                 done?;
             }
@@ -114,7 +115,17 @@ impl Ground {
             superblock.log_root_level = root.level;
             superblock.set_log_number(number);
         });
-        self.volume.write_superblocks(&|id| superblocks.of(id), SuperCopies::Primary)?;
+        self.put(&superblocks, SuperCopies::Primary)?;
         Ok(true)
+    }
+
+    /// Writes to each device its own superblock.
+    fn put(&self, superblocks: &Superblocks, which: SuperCopies) -> VolumeResult<()> {
+        if fault!(self.options.tuning, SuperOnOneDevice)
+            && let Some((id, device)) = self.volume.devices().next()
+        {
+            return write_superblocks(&**device, &superblocks.of(id), which);
+        }
+        self.volume.write_superblocks(&|id| superblocks.of(id), which)
     }
 }

@@ -19,7 +19,7 @@ use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
 use crate::transaction::early_flush::Flushes;
 use crate::transaction::{CommitSource, SubvolumeTree, Superblocks, Transactions, Txn};
 use crate::tree::{Epochs, Item, NodeStore, Roots, TreeStats, Version};
-use larder_format::{CsumType, Generation, Key, Logical, Superblock};
+use larder_format::{CsumType, DeviceId, Generation, Key, Logical, Superblock};
 use larder_volume::{Volume, VolumeResult};
 use std::hash::{Hash as _, Hasher as _};
 use std::io::IoSlice;
@@ -90,6 +90,12 @@ impl SubvolumeTree {
 }
 
 impl Ground {
+    /// Devices that are behind, and the commit since which each is.
+    pub(crate) fn behind(&self) -> Vec<(DeviceId, Generation)> {
+        let since = |id| self.stale_devices.iter().find(|s| s.id == id).map(|s| s.generation);
+        let all = self.volume.behind().into_iter();
+        all.map(|id| (id, since(id).unwrap_or(Generation(1)))).collect()
+    }
     /// Bytes of a node.
     pub(crate) fn nodesize(&self) -> u32 {
         self.store.format().nodesize

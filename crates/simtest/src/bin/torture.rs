@@ -8,6 +8,8 @@ use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use larder_simtest::cloning::cloning;
 use larder_simtest::crash::Limits;
+use larder_simtest::disks::{KINDS, Kind, Plan};
+use larder_simtest::faults::run_plan;
 use larder_simtest::formats::ALL;
 use larder_simtest::image::Image;
 use larder_simtest::judge::Depth;
@@ -66,6 +68,13 @@ struct Args {
     /// On images of this kind; `all`: each workload on the next one.
     #[arg(long, value_parser = formats())]
     format: Option<String>,
+    /// On several disks: DATA-METADATA-DISKS, as raid1-raid1c3-4; `all`: each workload on the next
+    /// kind. States are judged with disks lost, old or damaged, too.
+    #[arg(long, conflicts_with = "format")]
+    disks: Option<String>,
+    /// With --disks: runs of each workload in which a disk fails.
+    #[arg(long, default_value_t = 3)]
+    plans: u64,
     /// Store file data as the data workload of this number does.
     #[arg(long)]
     settings: Option<u64>,
@@ -116,6 +125,36 @@ fn bases(args: &Args, usual: &Config) -> Result<Vec<Image>, String> {
         .chain(others)
         .collect::<Result<_, _>>()
         .map_err(|e| e.to_string())
+}
+
+/// Configurations on several disks, one for each workload in turn; none if that is not asked for.
+fn on_disks(args: &Args, usual: &Config) -> Result<Vec<(Kind, Config)>, String> {
+    let kinds = match args.disks.as_deref() {
+        None => return Ok(Vec::new()),
+        Some("all") => KINDS.to_vec(),
+        Some(name) => vec![Kind::parse(name).ok_or(format!("{name} is no kind of disks"))?],
+    };
+    let on = |kind: Kind| match kind.config(usual, 1.0) {
+        Ok(config) => Ok((kind, config)),
+        Err(e) => Err(format!("{}: {e}", kind.name())),
+    };
+    kinds.into_iter().map(on).collect()
+}
+
+/// The workload again, while disks fail.
+fn run_plans(args: &Args, n: usize, kind: Kind, config: &Config, workload: &Workload) -> Outcome {
+    let mut outcome = Outcome::default();
+    if !workload.is_single() {
+        return outcome;
+    }
+    let config = Config { max_states: 6, depth: Depth::LOOK, ..config.clone() };
+    let mut rng = StdRng::seed_from_u64(args.seed ^ (n as u64) << 32);
+    for _ in 0..args.plans {
+        let plan = Plan::random(&mut rng, kind.disks, 60);
+        let ran = run_plan(&config, &workload.segments[0].threads[0], plan);
+        outcome.add_plan(workload, ran);
+    }
+    outcome
 }
 
 /// Workloads without end, in the order of the seed.
@@ -214,6 +253,7 @@ fn torture(args: &Args) -> Result<Outcome, String> {
         config.depth.kernel = 0.0;
     }
     let bases = bases(args, &config)?;
+    let disks = on_disks(args, &config)?;
     let begin = Instant::now();
     let mut told = begin;
     let mut outcome = Outcome::default();
@@ -227,6 +267,10 @@ fn torture(args: &Args) -> Result<Outcome, String> {
             }
         }
         let mut config = Config { base: bases[n % bases.len()].clone(), ..config.clone() };
+        let kind = disks.get(n % disks.len().max(1));
+        if let Some((_, on_disks)) = kind {
+            config = on_disks.clone();
+        }
         let every_second = StdRng::seed_from_u64(args.seed ^ (n as u64) << 32).random_bool(0.5);
         if args.whole || !scripted && (every_second || workload.name.starts_with("cloning")) {
             config = config.whole();
@@ -236,7 +280,14 @@ fn torture(args: &Args) -> Result<Outcome, String> {
         if let Some(number) = args.settings.or_else(number) {
             data::settings(number, &mut config.options);
         }
-        outcome.add(run(&config, &workload));
+        let mut ran = run(&config, &workload);
+        if let Some((kind, _)) = kind {
+            ran.add(run_plans(args, n, *kind, &config, &workload));
+            for failure in &mut ran.failures {
+                failure.workload += &format!(" --disks {}", kind.name());
+            }
+        }
+        outcome.add(ran);
         if told.elapsed() > Duration::from_secs(10) {
             println!("{:4} s: {outcome}", begin.elapsed().as_secs());
             told = Instant::now();

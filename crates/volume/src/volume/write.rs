@@ -208,13 +208,10 @@ impl Volume {
     /// [`VolumeError::Io`] when a device fails without which something cannot be read.
     pub fn write_superblocks(
         &self,
-        of: &(dyn Fn(DeviceId) -> Option<Box<Superblock>> + Sync),
+        of: &(dyn Fn(DeviceId) -> Box<Superblock> + Sync),
         which: SuperCopies,
     ) -> VolumeResult<()> {
-        self.on_all(|member| match of(member.id) {
-            Some(superblock) => member.write_superblock(&superblock, which),
-            None => Ok(()),
-        })
+        self.on_all(|member| member.write_superblock(&of(member.id), which))
     }
 
     /// Has something done on all devices that have not failed. An error counts if not everything

@@ -7,6 +7,11 @@
 //! `xtask tidy` looks for all three.
 
 use super::Tuning;
+use larder_format::Physical;
+use larder_volume::Device;
+use larder_volume::device::Write;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 /// Something that the engine does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +80,12 @@ pub enum Fault {
     LogWaitsLocked,
     /// Write the primary superblock only, never its mirrors.
     NoSuperMirrors,
+    /// Of several devices, write the superblock of the first one only.
+    SuperOnOneDevice,
+    /// Go by the superblock of the first device, however old it is.
+    StaleSuperblock,
+    /// Go on with a device that refuses a write, as if it had taken it.
+    MirrorErrors,
     /// Report success although a metadata write failed.
     IgnoreWriteErrors,
     /// Hand out what is free in rows with parity of which something is in use.
@@ -97,6 +108,46 @@ pub enum Fault {
     TailShows,
     /// Let the size on the device cover bytes that are not in extents yet.
     SizeBeforeData,
+}
+
+/// The device, which never tells that it refused a write.
+pub(crate) fn deaf(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    Arc::new(Deaf(device))
+}
+
+#[derive(Debug)]
+struct Deaf(Arc<dyn Device>);
+
+impl Device for Deaf {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+    fn is_read_only(&self) -> bool {
+        self.0.is_read_only()
+    }
+    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(at, buf)
+    }
+    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
+        let _ = self.0.write_at(at, data);
+        Ok(())
+    }
+    fn write_vectored_at(&self, at: Physical, data: &[IoSlice<'_>]) -> io::Result<()> {
+        let _ = self.0.write_vectored_at(at, data);
+        Ok(())
+    }
+    fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+        self.0.write_batch(writes).into_iter().map(|_| Ok(())).collect()
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+    fn discard(&self, at: Physical, len: u64) -> io::Result<()> {
+        self.0.discard(at, len)
+    }
 }
 
 impl From<Fault> for Tuning {

@@ -31,6 +31,17 @@ macro_rules! fault {
     }};
 }
 
+#[cfg(feature = "faults")]
+pub(crate) use faults::deaf;
+
+/// Without faults there is no such device.
+#[cfg(not(feature = "faults"))]
+pub(crate) fn deaf(
+    device: std::sync::Arc<dyn larder_volume::Device>,
+) -> std::sync::Arc<dyn larder_volume::Device> {
+    device
+}
+
 /// Behaviour that tests and benchmarks choose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {

@@ -1,10 +1,10 @@
 //! What a commit writes about devices: which of them are behind, and their errors.
 //!
-//! A device that was away is written again from the first commit on, its superblock too. So its
-//! superblock soon looks like the others'. What tells that it still lacks something is a mark: the
-//! generation in its item in the chunk tree, which is 0 for all other devices. Linux keeps the
-//! field and does not use it. The mark goes when a scrub has brought the device up to date. The
-//! superblock of a device that is behind and has no mark yet is left as it is.
+//! A device that was away is written again, its superblock too. What tells that it still lacks
+//! something is a mark: the generation in its item, which is 0 for all other devices. The item in
+//! the device's superblock has it from the start, that in the chunk tree from the first commit on.
+//! Linux keeps the latter and does not use it. The mark goes when a scrub has brought the device up
+//! to date.
 
 use super::Committer;
 use crate::error::Result;
@@ -37,18 +37,18 @@ impl Committer<'_> {
 
     fn write_marks(&mut self) -> Result<()> {
         let ground = self.ground;
-        let (tree, behind) = (&ground.roots.chunk, ground.volume.behind());
+        let (tree, behind) = (&ground.roots.chunk, ground.behind());
         for (id, _) in ground.volume.devices() {
             let key = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, id.0);
             let found = self.ops(tree).get(&key)?;
             let Some(mut item) = found.and_then(|data| DevItem::read_from_bytes(&data).ok()) else {
                 continue;
             };
-            let stale = ground.stale_devices.iter().find(|s| s.id == id);
-            let mark = match behind.contains(&id) {
-                false => 0,
-                true if item.generation.get() != 0 => item.generation.get(),
-                true => stale.map_or(1, |s| s.generation.0.max(1)),
+            let since = behind.iter().find(|(other, _)| *other == id);
+            let mark = match (since, item.generation.get()) {
+                (None, _) => 0,
+                (Some((_, since)), 0) => since.0.max(1),
+                (Some(_), before) => before,
             };
             if item.generation.get() == mark {
                 continue;

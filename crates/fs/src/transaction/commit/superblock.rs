@@ -13,7 +13,7 @@ impl Committer<'_> {
     /// The superblocks of this transaction.
     pub(super) fn superblocks(&self) -> Result<Superblocks> {
         let chunks = self.ground.roots.chunk.version(self.ground.epochs.enter());
-        Superblocks::new(self.superblock()?, &chunks, self.ground.volume.behind())
+        Superblocks::new(self.superblock()?, &chunks, self.ground.behind())
     }
 
     /// That of the device whose item it holds.
