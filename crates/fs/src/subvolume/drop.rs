@@ -218,6 +218,7 @@ impl Walk {
 
     /// Goes on for one step. True at the end.
     fn step(&mut self, core: &Core) -> Result<bool> {
+        let _shared = core.shared_blocks.lock();
         let mut h = core.begin_deleting(1)?;
         let mut known = KnownRefs::default();
         let limit = core.options.tuning.drop_step.unwrap_or(STEP_NOTES);

@@ -149,6 +149,29 @@ pub(crate) fn write_loose(
         .try_for_each(|some| write_images(ground, some))
 }
 
+/// Writes nodes that no tree holds in memory and that trees are going to point to, in the order of
+/// addresses. Puts them into the cache.
+///
+/// # Errors
+/// A node that no reader would accept; the device.
+pub(crate) fn write_shared(ground: &Ground, generation: Generation, nodes: &[Node]) -> Result<()> {
+    for some in nodes.chunks(BATCH / ground.nodesize() as usize) {
+        let images: Vec<Image> = some
+            .iter()
+            .map(|n| {
+                let bytes =
+                    finish(ground, generation, n.bytes().to_vec(), n.view().owner(), false)?;
+                Ok(Image { at: n.address(), bytes })
+            })
+            .collect::<Result<_>>()?;
+        write_images(ground, &images)?;
+        for image in images {
+            ground.store.put(Arc::new(Node::clean(image.bytes.into())));
+        }
+    }
+    Ok(())
+}
+
 /// A node as it goes to the device.
 struct Image {
     at: Logical,
