@@ -90,7 +90,7 @@ pub use engine::fsyncs::LogStats;
 pub use engine::reclaims::ReclaimStats;
 pub use error::{Error, Result};
 pub use filesystem::{Filesystem, MemoryStats, MemoryUse, Stats};
-pub use relocate::{Relocated, Relocating};
+pub use relocate::{GroupFacts, Relocated, Relocating};
 pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
 pub use subvolume::SubvolInfo;
 pub use transaction::Received;

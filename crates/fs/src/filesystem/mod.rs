@@ -22,8 +22,9 @@ use crate::log;
 use crate::relocate;
 use crate::tree::doing;
 use crate::{
-    Attr, Deduped, DirEntry, EncodedData, Fallocate, FilePosition, InodeId, MappedExtent, NewInode,
-    Relocated, Relocating, RenameMode, Result, Seek, SetAttr, Surveyed, XattrMode,
+    Attr, Deduped, DirEntry, EncodedData, Fallocate, FilePosition, GroupFacts, InodeId,
+    MappedExtent, NewInode, Relocated, Relocating, RenameMode, Result, Seek, SetAttr, Surveyed,
+    XattrMode,
 };
 use larder_format::{Logical, TreeId};
 use std::ops::ControlFlow;
@@ -299,6 +300,11 @@ impl Filesystem {
     /// See the module's text.
     pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
         xattr::list(&self.core, &*self.core.inode(id)?)
+    }
+    /// All block groups, by rising address.
+    #[must_use]
+    pub fn block_groups(&self) -> Vec<GroupFacts> {
+        relocate::groups(&self.core)
     }
     /// Moves everything in the block group at `group` elsewhere, while the file system is in use.
     /// `watch` is called from time to time, and may end the relocation. What has moved until then

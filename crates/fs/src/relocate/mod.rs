@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::space::Run;
 use crate::space::groups::BlockGroup;
 use larder_format::Logical;
+use larder_format::items::BlockGroupFlags;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use survey::{Extent, Survey};
@@ -42,6 +43,30 @@ pub struct Relocating {
     pub total: u64,
     /// Bytes that it still holds. Moved extents count until their space is released.
     pub left: u64,
+}
+
+/// A block group, for those that choose which to relocate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupFacts {
+    /// Its first address. It names the group.
+    pub start: Logical,
+    /// Its bytes.
+    pub len: u64,
+    /// How many of them are used.
+    pub used: u64,
+    /// What it is for, and its profile.
+    pub flags: BlockGroupFlags,
+}
+
+/// All block groups by rising address.
+pub(crate) fn groups(core: &Core) -> Vec<GroupFacts> {
+    let facts = |g: &Arc<BlockGroup>| GroupFacts {
+        start: g.run().start,
+        len: g.run().len,
+        used: g.usage().allocated,
+        flags: g.flags(),
+    };
+    core.space.groups.all().iter().map(facts).collect()
 }
 
 /// The outcome of a relocation.

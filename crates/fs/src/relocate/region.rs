@@ -26,6 +26,7 @@ use crate::transaction::sharing::{KnownRefs, Released};
 use crate::transaction::writeout;
 use crate::tree::{EditStop, Need, Node, Places, child_pointer, relocated};
 use larder_format::items::ExtentRef;
+use larder_format::node::FLAG_RELOC;
 use larder_format::{Key, Logical, TreeId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub(super) struct Region {
     blocks: HashMap<Logical, Arc<Block>>,
     /// Pointers to replace: the tree and the top.
     swaps: Vec<(TreeId, Logical)>,
+    /// What its blocks point to.
+    items: usize,
 }
 
 impl Region {
@@ -61,6 +64,7 @@ impl Region {
                     Above::Global(_) | Above::Dying => {}
                 }
             }
+            self.items += block.node.view().nritems();
             self.blocks.insert(at, block);
         }
         Ok(())
@@ -73,8 +77,7 @@ impl Region {
 
     /// About how many notes it takes.
     pub(super) fn notes(&self) -> usize {
-        let items: usize = self.blocks.values().map(|b| b.node.view().nritems()).sum();
-        2 * items + 4 * self.swaps.len()
+        2 * self.items + 4 * self.swaps.len()
     }
 
     /// Leaves out what no tree will reach: a tree that is being dropped keeps its blocks.
@@ -149,11 +152,13 @@ impl Region {
         order.sort_unstable();
         let mut places = Places { blocks: HashMap::new(), data };
         let mut copies = Vec::with_capacity(order.len());
+        let unmarked = fault!(core.options.tuning, RelocationUnmarked);
+        let flag = if unmarked { 0 } else { FLAG_RELOC };
         for (_, _, old) in order {
             let at = h.take_block()?;
             taken.push(at);
             let (buffer, generation) = (core.store.buffer(), h.generation());
-            let copy = relocated(&self.blocks[&old].node, buffer, at, generation, &places)?;
+            let copy = relocated(&self.blocks[&old].node, buffer, at, generation, &places, flag)?;
             places.blocks.insert(old, at);
             copies.push((old, copy));
         }
@@ -207,6 +212,7 @@ impl Work<'_> {
             };
             let reference = ExtentRef::TreeBlock { root: tree };
             match done {
+                Ok(true) if fault!(self.core.options.tuning, RelocationKeepsOld) => replaced += 1,
                 Ok(true) => {
                     replaced += 1;
                     self.let_go(h, (top, level), reference, tree, true)?;

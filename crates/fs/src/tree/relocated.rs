@@ -8,7 +8,7 @@ use crate::error::{Error, Place, Result};
 use crate::tree::image;
 use crate::tree::node::Node;
 use larder_format::items::{ExtentRecord, FileExtent};
-use larder_format::node::{FLAG_RELOC, FLAG_WRITTEN, HEADER_SIZE};
+use larder_format::node::{FLAG_WRITTEN, HEADER_SIZE};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ pub(crate) struct Places {
     pub(crate) data: HashMap<Logical, Logical>,
 }
 
-/// The copy of a block for the address `at`, in a buffer of its size. It points to the new places.
+/// The copy of a block for the address `at`, in a buffer of its size. It points to the new places,
+/// and has `flag`.
 ///
 /// # Errors
 /// `Corrupt` for a file extent item that cannot be read.
@@ -33,6 +34,7 @@ pub(crate) fn relocated(
     at: Logical,
     generation: Generation,
     places: &Places,
+    flag: u64,
 ) -> Result<Node> {
     let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
     bytes.copy_from_slice(old.bytes());
@@ -40,7 +42,7 @@ pub(crate) fn relocated(
     header.csum = [0; 32];
     header.bytenr = U64::new(at.0);
     header.generation = U64::new(generation.0);
-    header.set_flags(old.view().flags() & !FLAG_WRITTEN | FLAG_RELOC);
+    header.set_flags(old.view().flags() & !FLAG_WRITTEN | flag);
     if old.level() > 0 {
         for (slot, pointer) in old.view().pointers().iter().enumerate() {
             if let Some(new) = places.blocks.get(&Logical(pointer.blockptr.get())) {
