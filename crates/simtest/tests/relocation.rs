@@ -133,7 +133,7 @@ fn a_hundred_snapshots_stay_one_tree() {
         let base = Config::new(1).expect("a new file system").base;
         let device = Arc::new(SimDevice::new(base).unrecorded());
         let fs = open(&device, Tuning::default());
-        populate(&fs, 1500, snapshots);
+        populate(&fs, 600, snapshots);
         let (before, used) = (all(&fs), metadata(&fs));
         let facts = |fs: &Filesystem| {
             let all = fs.subvolumes().unwrap();
@@ -163,7 +163,7 @@ fn a_hundred_snapshots_stay_one_tree() {
 fn populate_again(fs: &Filesystem) {
     let root = fs.root();
     let sub = fs.lookup(root, b"sub").unwrap().id;
-    for n in (0..1500).step_by(50) {
+    for n in (0..600).step_by(20) {
         file(fs, sub, &format!("file {n}"), &bytes(n, 3000));
     }
     fs.delete_subvolume(root, b"snapshot 0").unwrap();
