@@ -1,8 +1,8 @@
 //! Relocation: everything in a block group moves elsewhere while the file system is in use.
 //!
-//! The group is closed, so that nothing new comes into it. A full flush follows: what was on its way
-//! to the group is in the published extent tree then. From there on the group is *frozen*, and its
-//! bytes do not change. Passes list what it holds and move it, batch by batch, until nothing is
+//! The group is closed, so that nothing new comes into it. A full flush follows: what was on its
+//! way to the group is in the published extent tree then. From there on the group is *frozen*, and
+//! its bytes do not change. Passes list what it holds and move it, batch by batch, until nothing is
 //! left. The commit takes an empty group out, as any other. If the relocation ends early, the group
 //! is opened again, and what has moved has moved.
 //!
@@ -98,8 +98,8 @@ impl Closed<'_> {
     }
 }
 
-/// Moves everything in the block group at `start` elsewhere. `watch` is called after each batch, and
-/// may end it.
+/// Moves everything in the block group at `start` elsewhere. `watch` is called after each batch,
+/// and may end it.
 ///
 /// # Errors
 /// `NotFound` for an address in no group; `NoSpace` when there is no other place; `Busy` while

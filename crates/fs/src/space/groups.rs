@@ -618,15 +618,15 @@ impl Groups {
     }
 
     /// Keeps a group from being allocated from. Its free space counts as unusable from now on.
-    /// Returns false, and changes nothing, if what was promised, and what the group holds, would not
-    /// find space elsewhere.
+    /// Returns false, and changes nothing, if what was promised, and what the group holds, would
+    /// not find space elsewhere.
     pub(crate) fn try_set_read_only(&self, group: &BlockGroup) -> bool {
         let mut s = group.state.lock();
         if s.read_only || s.removed {
             return !s.removed;
         }
         let free = s.free.total();
-        s.read_only = self.space.try_make_unusable(group.kind(), free, s.allocated);
+        s.read_only = self.space.try_make_unusable(group.kind(), (free, s.allocated));
         s.read_only
     }
     /// The same without the test; or allows the group again.

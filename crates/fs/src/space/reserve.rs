@@ -412,10 +412,10 @@ impl Space {
         fits
     }
 
-    /// Takes `bytes` that are free out of service, and `needed` more are about to be asked for. That
-    /// is possible if what is left is enough for both, and for all that was promised. Metadata may
-    /// count on device space.
-    pub(super) fn try_make_unusable(&self, kind: SpaceKind, bytes: u64, needed: u64) -> bool {
+    /// Takes `bytes` that are free out of service, and `needed` more are about to be asked for.
+    /// That is possible if what is left is enough for both, and for all that was promised. Metadata
+    /// may count on device space.
+    pub(super) fn try_make_unusable(&self, kind: SpaceKind, (bytes, needed): (u64, u64)) -> bool {
         let mut state = self.account(kind).state.lock();
         let more = if kind == SpaceKind::Metadata { state.overcommit.0 } else { 0 };
         let rest = state.figures.free().checked_sub(bytes);

@@ -1,8 +1,8 @@
 //! Blocks that many trees share, written again at another place.
 //!
 //! Such a block keeps its owner and its items. It gets the flag RELOC: it is as new as the running
-//! transaction, and yet shared, which a tree could not tell from its generation. Only what it points
-//! to may lie elsewhere now.
+//! transaction, and yet shared, which a tree could not tell from its generation. Only what it
+//! points to may lie elsewhere now.
 
 use crate::error::{Error, Place, Result};
 use crate::tree::image;

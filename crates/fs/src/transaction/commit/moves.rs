@@ -1,9 +1,9 @@
 //! Moving blocks of trees that only the committer edits.
 //!
 //! A relocation notes which blocks are to move. To copy a block to another place is what every edit
-//! does with the blocks on its path, so all that a move takes is a path that is made writable. A few
-//! trees have nothing that Larder edits, such as that in which Linux keeps data that it relocates.
-//! They are opened for this commit, and their ROOT_ITEMs follow.
+//! does with the blocks on its path, so all that a move takes is a path that is made writable. A
+//! few trees have nothing that Larder edits, such as that in which Linux keeps data that it
+//! relocates. They are opened for this commit, and their ROOT_ITEMs follow.
 
 use super::Committer;
 use super::roots::point_to;
