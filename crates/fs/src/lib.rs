@@ -67,6 +67,7 @@ mod filesystem;
 mod inode;
 mod log;
 pub mod mkfs;
+mod relocate;
 mod scrub;
 mod space;
 mod subvolume;
@@ -92,6 +93,7 @@ pub use error::{Error, Result};
 pub use filesystem::{
     DeviceErrors, DeviceFigures, DeviceState, Filesystem, MemoryStats, MemoryUse, Stats,
 };
+pub use relocate::{GroupFacts, Relocated, Relocating};
 pub use scrub::{
     Damage, ScrubControl, ScrubCounts, ScrubDamage, ScrubFile, ScrubOptions, ScrubState,
     ScrubStatus,

@@ -1,11 +1,15 @@
 //! Moving what is in block groups, in both directions: what Linux has moved is understood here, and
 //! Linux goes on with what was moved here.
 
-use larder_fs::{Filesystem, OpenOptions};
+use larder_format::Logical;
+use larder_fs::{Error, Filesystem, OpenOptions, Relocated};
 use larder_simtest::oracle::{
-    KernelMount, Need, btrfs, btrfs_check, dump_tree, mkfs_btrfs, need, scratch,
+    Aspects, Fixture, ImageVariant, KernelMount, Manifest, Need, btrfs, btrfs_check, copy_image,
+    dump_tree, kernel_images, kernel_verdict, mkfs_btrfs, need, populate, scratch,
 };
 use larder_volume::{FileDevice, OpenMode};
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -86,4 +90,78 @@ fn what_linux_moved_outlives_the_tree_that_made_it() {
     assert_eq!(std::fs::read_dir(mount.join("kept")).unwrap().count(), 6000);
     mount.unmount_clean().unwrap();
     btrfs_check(&image, true).assert_clean("after Linux moved everything again");
+}
+
+fn groups_of_all_kinds(image: &Path) -> Vec<u64> {
+    ["DATA", "METADATA", "SYSTEM"].iter().flat_map(|kind| groups(image, kind)).collect()
+}
+
+/// Moves what is in each block group that the image has now.
+fn relocate_all(image: &Path) {
+    let all = groups_of_all_kinds(image);
+    let fs = open(image);
+    for group in &all {
+        let mut calls = 0;
+        let done = fs.relocate(Logical(*group), &mut |_| {
+            calls += 1;
+            ControlFlow::Continue(())
+        });
+        match done {
+            // It was empty, and a commit has taken it out meanwhile.
+            Err(Error::NotFound) => assert_eq!(calls, 0),
+            done => assert_eq!(done.unwrap_or_else(|e| panic!("{group}: {e}")), Relocated::Done),
+        }
+    }
+    fs.close().unwrap();
+    let now = groups_of_all_kinds(image);
+    assert!(now.iter().all(|g| !all.contains(g)), "{all:?} {now:?}");
+}
+
+/// What Linux reads, checks and can change.
+fn state(image: &Path) -> Manifest {
+    let copy = image.with_extension("copy");
+    copy_image(image, &copy).unwrap();
+    let state = kernel_verdict(&copy).unwrap();
+    std::fs::remove_file(copy).unwrap();
+    state
+}
+
+#[test]
+fn every_group_moves_and_linux_goes_on() {
+    if !need(&NEEDS) {
+        return;
+    }
+    // One for each way in which space and holes are written down. `LARDER_SCALE` takes all.
+    let (scratch, mut variants) = (scratch(), kernel_images());
+    let mut seen = BTreeSet::new();
+    if std::env::var_os("LARDER_SCALE").is_none() {
+        variants.retain(|v| {
+            let traits = ["-v1", "-nocache", "-mixed", "-64k", "-single"];
+            traits.iter().any(|t| v.name.contains(t) && seen.insert(*t))
+        });
+    }
+    std::thread::scope(|threads| {
+        for some in variants.chunks(variants.len().div_ceil(2)) {
+            threads.spawn(|| some.iter().for_each(|variant| moves(variant, scratch.path())));
+        }
+    });
+}
+
+fn moves(variant: &ImageVariant, scratch: &Path) {
+    let image = scratch.join(&variant.name);
+    variant.make(&image, 512 << 20).unwrap();
+    let mount = KernelMount::image(&image, &variant.mount).unwrap();
+    populate(mount.path(), &Fixture::small()).unwrap();
+    mount.unmount_clean().unwrap();
+    let before = state(&image);
+    relocate_all(&image);
+    let differences = before.differences(&state(&image), Aspects::same_image());
+    assert!(differences.is_empty(), "{}: {differences:?}", variant.name);
+    let mount = KernelMount::image(&image, "").unwrap();
+    std::fs::write(mount.join("by Linux"), vec![7; 100_000]).unwrap();
+    mount.sync().unwrap();
+    btrfs(&["balance", "start", "--full-balance", &text(mount.path())]).unwrap();
+    mount.unmount_clean().unwrap();
+    btrfs_check(&image, true).assert_clean("after a balance by Linux");
+    std::fs::remove_file(&image).unwrap();
 }

@@ -24,6 +24,8 @@ pub(crate) enum Cause {
     Forgotten,
     /// The log would be larger than the commit.
     TooMuch,
+    /// Something has been moved in this transaction.
+    Relocation,
     /// Logging is switched off.
     Off,
 }
@@ -43,8 +45,8 @@ figures! {
         /// Calls that had to be commits, by cause: a subvolume that is not in the last commit,
         /// entries of subvolumes, chunks that are not in the last commit, no space, a feature that
         /// the superblock lacks, data that another file wrote into preallocated space, a directory
-        /// that left memory, too much to log, the log switched off, and too late for the log of a
-        /// transaction that was being sealed.
+        /// that left memory, too much to log, a relocation in the same transaction, the log
+        /// switched off, and too late for the log of a transaction that was being sealed.
         commits_new_subvolume: u64 = c.of(Cause::NewSubvolume),
         commits_subvolume_entry: u64 = c.of(Cause::SubvolumeEntry),
         commits_new_chunk: u64 = c.of(Cause::NewChunk),
@@ -53,6 +55,7 @@ figures! {
         commits_preallocated: u64 = c.of(Cause::Preallocated),
         commits_forgotten: u64 = c.of(Cause::Forgotten),
         commits_too_much: u64 = c.of(Cause::TooMuch),
+        commits_relocation: u64 = c.of(Cause::Relocation),
         commits_off: u64 = c.of(Cause::Off),
         commits_sealed: u64 = count(&c.sealed),
         /// Checksum items that came into logs; ranges of these that were searched for what other

@@ -68,6 +68,10 @@ pub(crate) struct Core {
     pub(crate) links: Links,
     /// Held while the shape of the tree of subvolumes changes.
     pub(crate) subvol_tree: Mutex<(), lock::SubvolTree>,
+    /// Held while a block group is relocated.
+    pub(crate) relocation: Mutex<(), lock::Relocation>,
+    /// Held during each step of dropping a tree, and during each batch of a relocation.
+    pub(crate) shared_blocks: Mutex<(), lock::SharedBlocks>,
     /// The next number for a subvolume. 0 until it has been looked up.
     pub(crate) next_subvol: AtomicU64,
     /// Deleted subvolumes.
@@ -94,6 +98,8 @@ impl Core {
             log_replayed: AtomicBool::new(false),
             links: Links::default(),
             subvol_tree: Mutex::default(),
+            relocation: Mutex::default(),
+            shared_blocks: Mutex::default(),
             next_subvol: AtomicU64::new(0),
             drops: Drops::default(),
             new_default: Mutex::default(),

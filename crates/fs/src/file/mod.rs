@@ -16,6 +16,7 @@
 //! | `fallocate` | what reserving, zeroing and punching do to which sectors |
 //! | `encoded` | what data that is compressed already has to be, to become an extent as it is |
 //! | `map` | which extents are shared, and with what |
+//! | `moving` | how an extent and the items that refer to it move, unnoticed by readers |
 //! | `nocow` | when bytes may be written in place, and how |
 //! | `truncate` | what happens at a file's end when its size changes |
 //! | `seek` | what counts as data |
@@ -40,6 +41,7 @@ pub(crate) mod extents;
 mod fallocate;
 mod join;
 mod map;
+pub(crate) mod moving;
 mod nocow;
 mod older;
 mod position;

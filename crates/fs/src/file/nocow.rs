@@ -53,14 +53,18 @@ fn window(extent: &Extent, flags: InodeFlags) -> Option<ExtentRecord> {
 
 /// Is the extent visible to nothing but this file? See the module's text. The answer stays true
 /// while the caller holds a transaction handle and the file's extent lock.
-fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<bool> {
+fn is_ours(
+    core: &Core,
+    inode: &Inode,
+    (start, r): (u64, &ExtentRecord),
+    may_write: impl Fn(&BlockGroup) -> bool,
+) -> Result<bool> {
     let whole = Run::new(r.disk_bytenr, r.disk_num_bytes);
     // In a damaged image the extent may lie in a block group of another kind.
     let holds =
         |g: &BlockGroup| g.run().contains(whole) && g.flags().contains(BlockGroupFlags::DATA);
-    let groups = &core.space.groups;
-    let refuses = |g: &BlockGroup| !holds(g) || g.stripes().is_some() || g.usage().read_only;
-    if groups.find(r.disk_bytenr).is_none_or(|g| refuses(&g)) {
+    let refuses = |g: &BlockGroup| !holds(g) || g.stripes().is_some() || !may_write(g);
+    if core.space.groups.find(r.disk_bytenr).is_none_or(|g| refuses(&g)) {
         return Ok(false);
     }
     if fault!(core.options.tuning, InPlaceShared) {
@@ -153,10 +157,17 @@ fn known(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<Kno
     }
 }
 
-/// The place of these sectors of an extent, if they may be written in place.
-fn place(core: &Core, inode: &Inode, extent: &Extent, sectors: &Range<u64>) -> Result<Option<Run>> {
+/// The place of these sectors of an extent, if they may be written in place. `may_write` tells in
+/// which block groups.
+fn place(
+    core: &Core,
+    inode: &Inode,
+    extent: &Extent,
+    sectors: &Range<u64>,
+    may_write: impl Fn(&BlockGroup) -> bool,
+) -> Result<Option<Run>> {
     let Some(r) = window(extent, inode.flags()) else { return Ok(None) };
-    if !is_ours(core, inode, extent.start, &r)? {
+    if !is_ours(core, inode, (extent.start, &r), may_write)? {
         return Ok(None);
     }
     let skip = r.offset + (sectors.start - extent.start);
@@ -179,7 +190,9 @@ pub(super) fn in_place(core: &Core, inode: &Inode, start: u64, len: usize) -> Re
     while at < end {
         let Some(extent) = cursor.next()?.filter(|e| e.start <= at) else { return Ok(false) };
         let stop = extent.end.min(end);
-        if place(core, inode, &extent, &(at..stop))?.is_none() {
+        // A group that is closed is going to be frozen. What was admitted before can still be
+        // written in place, what comes now reserves space.
+        if place(core, inode, &extent, &(at..stop), |g| !g.is_read_only())?.is_none() {
             return Ok(false);
         }
         at = stop;
@@ -247,7 +260,7 @@ fn stretch(core: &Core, inode: &Inode, range: Range<u64>) -> Result<(Option<(Ext
     }
     let stop = extent.end.min(end);
     let bounded = stop.min(at + PER_HANDLE);
-    Ok(match place(core, inode, &extent, &(at..bounded))? {
+    Ok(match place(core, inode, &extent, &(at..bounded), |g| !g.is_frozen())? {
         Some(run) => (Some((extent, run)), bounded),
         None => (None, stop),
     })

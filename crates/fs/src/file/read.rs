@@ -41,6 +41,14 @@ enum ReadStop {
     NoCsum(Logical),
     Fail(Error),
 }
+impl ReadStop {
+    fn into_error(self) -> Error {
+        match self {
+            Self::Fail(e) => e,
+            Self::NoCsum(at) => Error::corrupt(Place::block(at), "data has no checksum"),
+        }
+    }
+}
 impl<E: Into<Error>> From<E> for ReadStop {
     fn from(e: E) -> Self {
         Self::Fail(e.into())
@@ -84,6 +92,37 @@ pub(crate) fn read_stored(core: &Core, inode: &Inode, record: &ExtentRecord) -> 
     let mut packed = vec![0; index(record.disk_num_bytes)];
     with_reader(core, inode, |reader, _| reader.read_sectors(record.disk_bytenr, &mut packed))?;
     Ok(packed)
+}
+
+/// Reads a run of sectors, some of which may have no checksums. `sums` are those that there are, as
+/// [`View::pieces`] gives them.
+///
+/// # Errors
+/// As [`read_range`].
+pub(super) fn read_moving(
+    core: &Core,
+    view: &View,
+    run: Run,
+    sums: &[(Logical, Vec<u8>)],
+    buf: &mut [u8],
+) -> Result<()> {
+    let verified = Reader { core, view, verified: true };
+    let plain = Reader { core, view, verified: false };
+    let size = core.csum.size() as u64;
+    let mut at = run.start;
+    let part = |a: Logical, b: Logical| index(a.0 - run.start.0)..index(b.0 - run.start.0);
+    for (start, sums) in sums {
+        let end = start.plus(sums.len() as u64 / size * SECTOR);
+        if at < *start {
+            plain.read_sectors(at, &mut buf[part(at, *start)]).map_err(ReadStop::into_error)?;
+        }
+        verified.read_sectors(*start, &mut buf[part(*start, end)]).map_err(ReadStop::into_error)?;
+        at = end;
+    }
+    if at < run.end() {
+        plain.read_sectors(at, &mut buf[part(at, run.end())]).map_err(ReadStop::into_error)?;
+    }
+    Ok(())
 }
 
 /// Reads with one view after the other until no checksum is missing.

@@ -21,12 +21,15 @@ use crate::completion::{self, Completion};
 use crate::file::{self, Position};
 use crate::inode::{attr, create, dir, link, rename, survey, xattr};
 use crate::log;
+use crate::relocate;
 use crate::tree::doing;
 use crate::{
-    Attr, Deduped, DirEntry, EncodedData, Fallocate, FilePosition, InodeId, MappedExtent, NewInode,
-    RenameMode, Result, Seek, SetAttr, Surveyed, XattrMode,
+    Attr, Deduped, DirEntry, EncodedData, Fallocate, FilePosition, GroupFacts, InodeId,
+    MappedExtent, NewInode, Relocated, Relocating, RenameMode, Result, Seek, SetAttr, Surveyed,
+    XattrMode,
 };
-use larder_format::TreeId;
+use larder_format::{Logical, TreeId};
+use std::ops::ControlFlow;
 
 impl Filesystem {
     /// Finds `name` in `dir`; also `.` and `..`. Crosses the borders of subvolumes without notice.
@@ -299,6 +302,26 @@ impl Filesystem {
     /// See the module's text.
     pub fn listxattr(&self, id: InodeId) -> Result<Vec<Vec<u8>>> {
         xattr::list(&self.core, &*self.core.inode(id)?)
+    }
+    /// All block groups, by rising address.
+    #[must_use]
+    pub fn block_groups(&self) -> Vec<GroupFacts> {
+        relocate::groups(&self.core)
+    }
+    /// Moves everything in the block group at `group` elsewhere, while the file system is in use.
+    /// `watch` is called from time to time, and may end the relocation. What has moved until then
+    /// stays where it is.
+    ///
+    /// # Errors
+    /// `NotFound` for an address in no block group; `NoSpace` when there is no other place for what
+    /// it holds; `Busy` while another relocation runs; those of [`Filesystem::sync`].
+    pub fn relocate(
+        &self,
+        group: Logical,
+        watch: &mut dyn FnMut(Relocating) -> ControlFlow<()>,
+    ) -> Result<Relocated> {
+        crate::api::may_wait()?;
+        relocate::relocate(&self.core, group, watch)
     }
     /// Makes one inode durable: data, metadata and names.
     ///

@@ -270,6 +270,7 @@ impl Core {
             superblock: Mutex::new(sb),
             fake_time: AtomicU64::new(0),
             published: AtomicU64::new(generation.0),
+            wrote_shared_in: AtomicU64::new(0),
             superblock_written: Mutex::new(superblock_written),
             flushes,
             above: OnceLock::new(),

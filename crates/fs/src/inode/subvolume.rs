@@ -83,6 +83,7 @@ pub(crate) fn create(core: &Core, dir: InodeId, name: &[u8], new: &NewInode<'_>)
     let item = new_root_item(core, generation, nascent.time());
     let subvol = Arc::new(Subvolume::new(id, 0, tree, item));
     subvol.inodes.clean.store(true, Ordering::Release);
+    subvol.changes_in(generation);
     h.txn.subvols.lock().insert(id, subvol.below.clone());
     core.subvols.write().insert(id, subvol);
     core.note_link(

@@ -392,6 +392,9 @@ impl Allocator {
     /// Keeps addresses that an operation of `of` did not need for the next one, as far as there is
     /// room for them.
     pub(crate) fn keep_preallocated(&self, of: Generation, set: Vec<Logical>) {
+        let is_closed = |at: &Logical| self.groups.find(*at).is_some_and(|g| g.is_read_only());
+        let (closed, set): (Vec<_>, Vec<_>) = set.into_iter().partition(is_closed);
+        self.give_addresses_back(closed);
         self.give_addresses_back(self.preallocated.keep(of, set));
     }
     /// Gives all addresses back that operations did not need.

@@ -78,6 +78,8 @@ struct GroupState {
     excluded: u64,
     disk_used: u64,
     read_only: bool,
+    /// Nothing is written in place, either.
+    frozen: bool,
     removed: bool,
     /// Space was freed in it and not discarded.
     undiscarded: bool,
@@ -151,6 +153,7 @@ impl BlockGroup {
             excluded,
             disk_used,
             read_only: false,
+            frozen: false,
             removed: false,
             undiscarded: false,
         };
@@ -251,6 +254,18 @@ impl BlockGroup {
             Error::corrupt(Place::block(self.run.start), what)
         })?;
         Ok(s.disk_used)
+    }
+    /// May nothing be allocated?
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.state.lock().read_only
+    }
+    /// Forbids writing in place as well.
+    pub(crate) fn freeze(&self) {
+        self.state.lock().frozen = true;
+    }
+    /// May nothing be written in place?
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.state.lock().frozen
     }
     /// Free runs as the allocator sees them.
     #[cfg(test)]
@@ -746,11 +761,22 @@ impl Groups {
         self.make_free(run, Was::Pinned { discarded });
     }
 
-    /// Keeps a group from being allocated from, or allows it again. While it is kept, its free
-    /// space counts as unusable.
-    #[cfg(test)]
+    /// Keeps a group from being allocated from. Its free space counts as unusable from now on.
+    /// Returns false, and changes nothing, if what was promised, and what the group holds, would
+    /// not find space elsewhere.
+    pub(crate) fn try_set_read_only(&self, group: &BlockGroup) -> bool {
+        let mut s = group.state.lock();
+        if s.read_only || s.removed {
+            return !s.removed;
+        }
+        let free = s.free.total();
+        s.read_only = self.space.try_make_unusable(group.kind(), (free, s.allocated));
+        s.read_only
+    }
+    /// The same without the test; or allows the group again.
     pub(crate) fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
         let mut s = group.state.lock();
+        s.frozen &= read_only;
         if s.read_only != read_only && !s.removed {
             s.read_only = read_only;
             let free = s.free.total();

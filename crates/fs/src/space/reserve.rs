@@ -438,6 +438,21 @@ impl Space {
         fits
     }
 
+    /// Takes `bytes` that are free out of service, and `needed` more are about to be asked for.
+    /// That is possible if what is left is enough for both, and for all that was promised. Metadata
+    /// may count on device space.
+    pub(super) fn try_make_unusable(&self, kind: SpaceKind, (bytes, needed): (u64, u64)) -> bool {
+        let mut state = self.account(kind).state.lock();
+        let more = if kind == SpaceKind::Metadata { state.overcommit.0 } else { 0 };
+        let rest = state.figures.free().checked_sub(bytes);
+        let fits = rest.is_some_and(|rest| rest + more >= state.figures.reserved + needed);
+        if fits {
+            state.figures.unusable += bytes;
+            state.figures.check();
+        }
+        fits
+    }
+
     /// Turns `bytes` that are free and promised to nothing into pinned ones. Returns false if there
     /// are fewer.
     pub(super) fn try_pin(&self, kind: SpaceKind, bytes: u64) -> bool {

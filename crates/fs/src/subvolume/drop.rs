@@ -11,9 +11,9 @@
 //! FULL_BACKREF, relies on the tree, because the references of what is below it are in the tree's
 //! name. Such blocks, and those of this tree below them, are first made to refer to their children
 //! themselves ([`crate::transaction::Ground::note_orphaned`]). A block that is not newer than the
-//! snapshot as which the tree began cannot be its own, and need not be read. A shared block that has
-//! the flag already is looked at, too: relocation gives the flag to the blocks that it copies, and
-//! not to those below them that stay.
+//! snapshot as which the tree began cannot be its own, and need not be read. A shared block that
+//! has the flag already is looked at, too: relocation gives the flag to the blocks that it copies,
+//! and not to those below them that stay.
 //!
 //! Nothing else changes this tree: edits of a deleted subvolume are refused, and the walk begins
 //! when the transaction that deleted it is published.
@@ -218,6 +218,7 @@ impl Walk {
 
     /// Goes on for one step. True at the end.
     fn step(&mut self, core: &Core) -> Result<bool> {
+        let _shared = core.shared_blocks.lock();
         let mut h = core.begin_deleting(1)?;
         let mut known = KnownRefs::default();
         let limit = core.options.tuning.drop_step.unwrap_or(STEP_NOTES);

@@ -108,7 +108,7 @@ fn make(core: &Core, h: &mut Handle<'_>, p: &PendingSnapshot) -> Result<Result<(
         return Ok(Err(Error::NotFound));
     }
     let generation = h.generation();
-    let edited = h.txn.subvols.lock().contains_key(&source.id);
+    let edited = source.is_changed_in(generation);
     let before = source.tree.last_snapshot();
     let tree = match source.tree.snapshot(h, p.id) {
         Ok(tree) => tree,

@@ -10,6 +10,7 @@
 //! The allocator's own map is ahead of them: it already lacks blocks of the next transaction.
 
 mod devices;
+mod moves;
 mod roots;
 mod source;
 mod space;
@@ -21,7 +22,7 @@ use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
 use crate::space::{Pinned, Run, SpaceKind, csum_tree};
 use crate::transaction::{CommitSource, Ground, SubvolumeTree, Txn, writeout};
-use crate::tree::{Root, doing};
+use crate::tree::{Root, Tree, doing};
 use larder_format::items::Chunk;
 use larder_format::{Key, KeyType, Logical, ObjectId, Superblock, TreeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,7 @@ pub(crate) fn commit_once(ground: &Ground) -> Result<()> {
     let mut roots: Vec<(TreeId, Root)> =
         frozen.iter().map(|f| (f.subvol.id, f.root.clone())).collect();
     roots.extend(ground.roots.all().map(|t| (t.id(), t.root())));
+    roots.extend(committer.moved_trees.iter().map(|t| (t.id(), t.root())));
     let nodes = writeout::write_nodes(ground, txn.generation, &roots)?;
     // Writing may have ended meanwhile, with a reason not to trust what is in memory.
     if let Some(why) = ground.txns.failure() {
@@ -96,7 +98,7 @@ fn seal(ground: &Ground, above: &dyn CommitSource) -> Sealed {
         .lock()
         .values()
         .map(|s| Frozen {
-            changed: !untouched.contains(&s.id),
+            changed: s.is_changed_in(txn.generation) && !untouched.contains(&s.id),
             subvol: s.clone(),
             root: s.tree.root(),
             growth: s.tree.take_growth(),
@@ -116,7 +118,8 @@ fn seal(ground: &Ground, above: &dyn CommitSource) -> Sealed {
 struct Frozen {
     subvol: Arc<SubvolumeTree>,
     root: Root,
-    /// Has anything in it changed? A snapshot that was taken does not count.
+    /// Has anything in it changed? A snapshot that was taken does not count, and neither does a
+    /// block that has moved.
     changed: bool,
     /// By how many blocks its tree has grown.
     growth: i64,
@@ -140,6 +143,8 @@ struct Committer<'a> {
     dirty_groups: BTreeSet<Logical>,
     /// Block groups that this commit removes.
     removed: Vec<(Run, Chunk)>,
+    /// Trees that nothing edits, of which blocks have moved.
+    moved_trees: Vec<Tree>,
 }
 
 impl<'a> Committer<'a> {
@@ -159,6 +164,7 @@ impl<'a> Committer<'a> {
             space_changes: BTreeMap::new(),
             dirty_groups: BTreeSet::new(),
             removed: Vec::new(),
+            moved_trees: Vec::new(),
             txn,
         }
     }
@@ -179,6 +185,7 @@ impl<'a> Committer<'a> {
         ground.roots.root.edit(&mut self.ops(&ground.roots.root).source, &[any], |_| Ok(()))?;
         self.insert_csums()?;
         self.apply_notes()?;
+        self.carry_out_moves()?;
         let mut rounds = 0;
         loop {
             while let Some((at, head)) = self.pending.pop_first() {

@@ -52,6 +52,9 @@ pub(crate) struct Ground {
     pub(crate) lost_chunks: Vec<LostChunk>,
     pub(crate) fake_time: AtomicU64,
     pub(crate) published: AtomicU64,
+    /// The last transaction of which nodes were written before its commit
+    /// ([`super::writeout::write_shared`]).
+    pub(crate) wrote_shared_in: AtomicU64,
     /// The superblock that a commit wrote last, without a log. Held while a superblock is written.
     pub(crate) superblock_written: Mutex<SuperblockWritten, lock::SuperblockOrder>,
     pub(crate) flushes: Flushes,

@@ -10,8 +10,8 @@ use crate::space::reserve::Reservation;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::ground::{Ground, Owed};
 use crate::transaction::sharing::KnownRefs;
-use crate::transaction::{SubvolumeTree, Txn};
-use crate::tree::{BlockSource, EditStop, Editor, Need, Node};
+use crate::transaction::{GlobalMove, SubvolumeTree, Txn};
+use crate::tree::{BlockSource, EditStop, Editor, Need, Node, OnPath};
 use larder_format::items::ExtentRef;
 use larder_format::{Generation, Key, Logical, SECTOR_SIZE, TreeId};
 use std::sync::Arc;
@@ -189,10 +189,57 @@ impl<'a> Handle<'a> {
         if subvol.is_dead() {
             return Err(Error::NotFound);
         }
-        self.txn.touch();
-        // Noted before the edit: an edit that fails half-way may have copied blocks already.
-        self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
+        subvol.changes_in(self.txn.generation);
+        self.touch_tree(subvol);
         subvol.tree.edit_growing(self, keys, growing, change)
+    }
+    /// Notes that the tree is edited. This comes before the edit, because an edit that fails
+    /// half-way may have copied blocks already.
+    fn touch_tree(&mut self, subvol: &Arc<SubvolumeTree>) {
+        self.txn.touch();
+        self.txn.subvols.lock().entry(subvol.id).or_insert_with(|| subvol.clone());
+    }
+    /// Changes an item of a subvolume's tree in a way that no reader of the file notices.
+    pub(crate) fn edit_unnoticed<R>(
+        &mut self,
+        subvol: &Arc<SubvolumeTree>,
+        key: &Key,
+        change: impl FnOnce(&mut Editor<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.relocates(subvol)?;
+        subvol.tree.edit_growing(self, &[*key], 0, change)
+    }
+    /// Moves a block of a subvolume's tree. See [`crate::tree::Tree::move_block`].
+    pub(crate) fn move_block(
+        &mut self,
+        subvol: &Arc<SubvolumeTree>,
+        block: &OnPath,
+    ) -> Result<bool> {
+        self.relocates(subvol)?;
+        subvol.tree.move_block(self, block)
+    }
+    /// Replaces a block that others keep by a copy. See [`crate::tree::Tree::repoint`].
+    pub(crate) fn repoint(
+        &mut self,
+        subvol: &Arc<SubvolumeTree>,
+        old: &OnPath,
+        new: Logical,
+    ) -> Result<bool> {
+        self.relocates(subvol)?;
+        subvol.tree.repoint(self, old, new)
+    }
+    /// Leaves with the commit what only it can move.
+    pub(crate) fn move_global(&mut self, what: GlobalMove) {
+        self.noted();
+        self.txn.global_moves.lock().push(what);
+    }
+    fn relocates(&mut self, subvol: &Arc<SubvolumeTree>) -> Result<()> {
+        if subvol.is_dead() {
+            return Err(Error::NotFound);
+        }
+        self.txn.relocated.store(true, Ordering::Release);
+        self.touch_tree(subvol);
+        Ok(())
     }
     /// A new data extent with its first reference.
     pub(crate) fn create_data(&mut self, extent: Run, user: ExtentRef) -> Result<()> {

@@ -39,6 +39,6 @@ pub(crate) use manager::Transactions;
 pub(crate) use root_item::{find_root, parse_item, parse_root_item, root_pointer};
 pub use root_notes::Received;
 pub(crate) use root_notes::{Link, Progress, RootNotes};
-pub(crate) use running::{Gathered, Txn};
+pub(crate) use running::{Gathered, GlobalMove, Txn};
 pub(crate) use subvolume_tree::SubvolumeTree;
 pub(crate) use superblocks::Superblocks;

@@ -8,7 +8,8 @@ use crate::space::alloc::{ChunkNotes, NewGroup};
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
 use crate::transaction::{RootNotes, SubvolumeTree};
-use larder_format::{Generation, Logical, TreeId};
+use crate::tree::OnPath;
+use larder_format::{Generation, Logical, ObjectId, TreeId};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -17,6 +18,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What a room above gathers in a transaction. Nothing below looks into it.
 pub(crate) trait Gathered: Any + Debug + Send + Sync {}
+
+/// Something that only a commit can move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GlobalMove {
+    /// A block of a tree.
+    Block(TreeId, OnPath),
+    /// The content of a file in the root tree: a space cache of the first version. It is out of
+    /// date since the first commit, so it is removed.
+    Cache(ObjectId),
+}
 
 /// One transaction.
 #[derive(Debug)]
@@ -53,6 +64,10 @@ pub(crate) struct Txn {
     pub(crate) freed_log: Mutex<Vec<Run>, lock::FreedLog>,
     /// How many directories have moved. What is below them has another path now.
     pub(crate) moves: AtomicU64,
+    /// What the commit is to move in global trees.
+    pub(crate) global_moves: Mutex<Vec<GlobalMove>, lock::GlobalMoves>,
+    /// Has a relocation changed where something of a subvolume lies?
+    pub(crate) relocated: AtomicBool,
     /// New label for the superblock.
     pub(crate) label: Mutex<Option<Vec<u8>>, lock::Label>,
     /// Incompat bits to set.
@@ -78,6 +93,8 @@ impl Txn {
             changed_inodes: AtomicU64::new(0),
             freed_log: Mutex::default(),
             moves: AtomicU64::new(0),
+            global_moves: Mutex::default(),
+            relocated: AtomicBool::new(false),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
         }

@@ -7,6 +7,7 @@
 //! ([`Ground::learn_refs`]) and is valid as long as no other transaction is published.
 
 use crate::error::{Error, Place, Result};
+use crate::space::Run;
 use crate::space::extent_tree::{self, ExtentInfo};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefDelta};
 use crate::transaction::manager::{RefsView, at_once};
@@ -257,6 +258,37 @@ impl Ground {
             refs.set_full_backref(at, nodesize, level)?;
             Ok(1 + 2 * below.len())
         })
+    }
+
+    /// Notes a copy of a block that other trees keep, at another place. It refers itself to what it
+    /// points to. So far nothing refers to it. Returns how much was noted.
+    pub(crate) fn note_relocated(&self, txn: &Txn, copy: &Node) -> Result<u64> {
+        let (at, nodesize, level) = (copy.address(), self.nodesize(), copy.level());
+        let below = Below::of(copy, nodesize, copy.view().owner())?;
+        let kind = ExtentKind::TreeBlock { level };
+        let mut refs = txn.refs.lock();
+        below.check(&refs)?;
+        let first_key = Some(copy.first_key().unwrap_or_default());
+        refs.created(at, u64::from(nodesize), kind, txn.generation, first_key)?;
+        below.refer_as_block(&mut refs, 1)?;
+        refs.set_full_backref(at, nodesize, level)?;
+        Ok(1 + below.len())
+    }
+    /// Notes a new data extent to which nothing refers so far.
+    pub(crate) fn note_data(&self, txn: &Txn, run: Run) -> Result<()> {
+        let generation = txn.generation;
+        txn.refs.lock().created(run.start, run.len, ExtentKind::Data, generation, None)
+    }
+    /// Notes that `tree` is going to point to a block.
+    pub(crate) fn note_pointed_to(
+        &self,
+        txn: &Txn,
+        tree: TreeId,
+        (at, level): (Logical, u8),
+    ) -> Result<()> {
+        let kind = ExtentKind::TreeBlock { level };
+        let by_tree = ExtentRef::TreeBlock { root: tree };
+        txn.refs.lock().change(at, u64::from(self.nodesize()), kind, by_tree, 1)
     }
 
     /// The reference count of a block as it is now.

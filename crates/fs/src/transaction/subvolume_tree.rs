@@ -7,7 +7,7 @@ use crate::lock::{self, Mutex};
 use crate::tree::{Root, Tree};
 use larder_format::items::RootItem;
 use larder_format::{Generation, TreeId};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The tree of a subvolume.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct SubvolumeTree {
     base: Mutex<(Generation, Root), lock::SealedRoot>,
     /// Its ROOT_ITEM as last read or written.
     pub(crate) item: Mutex<RootItem, lock::SubvolItem>,
+    /// The last transaction that has changed an item of it. Blocks may have moved since.
+    changed_in: AtomicU64,
     /// Was it deleted? Then nothing in it changes any more.
     dead: AtomicBool,
 }
@@ -36,6 +38,7 @@ impl SubvolumeTree {
             key_offset,
             base: Mutex::new((root.ptr.generation.next(), root)),
             tree,
+            changed_in: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             item: Mutex::new(item),
         }
@@ -46,6 +49,14 @@ impl SubvolumeTree {
     }
     pub(crate) fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
+    }
+    /// Notes that this transaction changes items of it.
+    pub(crate) fn changes_in(&self, generation: Generation) {
+        self.changed_in.store(generation.0, Ordering::Release);
+    }
+    /// Has this transaction changed items of it?
+    pub(crate) fn is_changed_in(&self, generation: Generation) -> bool {
+        self.changed_in.load(Ordering::Acquire) == generation.0
     }
     /// Notes the tree's root at a seal.
     pub(crate) fn set_base(&self, before: Generation, root: Root) {

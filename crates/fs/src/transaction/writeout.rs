@@ -15,6 +15,7 @@ use larder_volume::VolumeResult;
 use rayon::prelude::*;
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Most bytes of one write.
 const RUN: usize = 1 << 20;
@@ -63,12 +64,14 @@ pub(crate) fn write_nodes(
         assert!(!same || Arc::ptr_eq(&a.node, &b.node), "two images of block {}", a.node.address());
         same
     });
+    let has_shared = ground.wrote_shared_in.load(Ordering::Acquire) == generation.0;
+    let rows = if has_shared { Rows::InUse } else { Rows::Fresh };
     for some in batches(ground, &nodes, |n| n.node.address()) {
         let images: Vec<Image> = some
             .par_iter()
             .map(|n| Ok(Image { at: n.node.address(), bytes: finished(ground, generation, n)? }))
             .collect::<Result<_>>()?;
-        let written = write_images(ground, &images);
+        let written = write_images(ground, &images, rows);
         if !fault!(ground.options.tuning, IgnoreWriteErrors) {
             written?;
         }
@@ -146,7 +149,7 @@ pub(crate) fn write_loose(
         .collect::<Result<_>>()?;
     batches(ground, &images, |image| image.at)
         .into_iter()
-        .try_for_each(|some| write_images(ground, some))
+        .try_for_each(|some| write_images(ground, some, Rows::Fresh))
 }
 
 /// Cuts what is in the order of addresses into batches. What lies in one full stripe is in one
@@ -166,15 +169,49 @@ fn batches<'a, T>(ground: &Ground, all: &'a [T], at: impl Fn(&T) -> Logical) -> 
     out
 }
 
+/// Writes nodes that no tree holds in memory and that trees are going to point to, in the order of
+/// addresses. Puts them into the cache. The commit writes other nodes of the transaction into the
+/// same rows, if there is parity.
+///
+/// # Errors
+/// A node that no reader would accept; the device.
+pub(crate) fn write_shared(ground: &Ground, generation: Generation, nodes: &[Node]) -> Result<()> {
+    ground.wrote_shared_in.store(generation.0, Ordering::Release);
+    for some in nodes.chunks(BATCH / ground.nodesize() as usize) {
+        let images: Vec<Image> = some
+            .iter()
+            .map(|n| {
+                let bytes =
+                    finish(ground, generation, n.bytes().to_vec(), n.view().owner(), false)?;
+                Ok(Image { at: n.address(), bytes })
+            })
+            .collect::<Result<_>>()?;
+        write_images(ground, &images, Rows::InUse)?;
+        for image in images {
+            ground.store.put(Arc::new(Node::clean(image.bytes.into())));
+        }
+    }
+    Ok(())
+}
+
 /// A node as it goes to the device.
 struct Image {
     at: Logical,
     bytes: Vec<u8>,
 }
 
+/// What else lies in the rows that nodes are written into, where there is parity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// Nothing.
+    Fresh,
+    /// Perhaps other nodes of the same transaction, which stay.
+    InUse,
+}
+
 /// Writes nodes, which are given in the order of addresses: neighbours as one write, all writes at
 /// the same time.
-fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
+fn write_images(ground: &Ground, images: &[Image], rows: Rows) -> Result<()> {
     let slices: Vec<IoSlice<'_>> = images.iter().map(|image| IoSlice::new(&image.bytes)).collect();
     let nodesize = ground.nodesize() as usize;
     let mut writes = Vec::new();
@@ -191,7 +228,11 @@ fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
             begin = end;
         }
     }
+    let written = match rows {
+        Rows::Fresh => ground.write_fresh(&writes),
+        Rows::InUse => ground.volume.write_batch(&writes),
+    };
     // All writes have ended. The first error is as good as any.
-    ground.write_fresh(&writes).into_iter().collect::<VolumeResult<()>>()?;
+    written.into_iter().collect::<VolumeResult<()>>()?;
     Ok(())
 }

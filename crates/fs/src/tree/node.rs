@@ -134,6 +134,13 @@ impl Node {
         self.children[slot] = Some(child);
         image::node_repoint(self.bytes_mut(), slot, at, generation);
     }
+    /// Points a slot to a block that does not hang here.
+    pub(crate) fn repoint(&mut self, slot: usize, at: Logical, generation: Generation) {
+        if let Some(child) = self.children.get_mut(slot) {
+            *child = None;
+        }
+        image::node_repoint(self.bytes_mut(), slot, at, generation);
+    }
     /// Adds a child before a slot.
     pub(crate) fn insert_child(&mut self, slot: usize, key: Key, child: Arc<Node>) {
         self.spread();

@@ -41,6 +41,17 @@ pub(crate) struct TreeStats {
     pub(crate) tallest: AtomicU64,
 }
 
+/// A block, and how it is found in a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OnPath {
+    /// Its first key; the lowest key if it is an empty root.
+    pub(crate) key: Key,
+    /// Its height.
+    pub(crate) level: u8,
+    /// Its address.
+    pub(crate) at: Logical,
+}
+
 /// Nodes that were fetched for an attempt, by address and transaction.
 type Fetched = HashMap<(Logical, Generation), Arc<Node>>;
 
@@ -421,6 +432,19 @@ impl Tree {
         key: &Key,
         held: &Fetched,
     ) -> Result<Option<Key>, EditStop> {
+        self.open_down_to(state, source, key, 0, held).map(|(_, end)| end)
+    }
+
+    /// Makes the path to a key writable, down to a level. Returns the node there, and the first key
+    /// behind the given one that another node of this level may hold, if there is one.
+    fn open_down_to<'s>(
+        &self,
+        state: &'s mut TreeState,
+        source: &mut dyn BlockSource,
+        key: &Key,
+        level: u8,
+        held: &Fetched,
+    ) -> Result<(&'s mut Node, Option<Key>), EditStop> {
         let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(EditStop::Need(Need::Node(*ptr)));
         let generation = source.generation();
         self.open_root(state, source, held)?;
@@ -428,7 +452,7 @@ impl Tree {
         let TreeState { root, last_snapshot, since } = state;
         let mut node = Arc::make_mut(root.node.as_mut().expect("the root was just made dirty"));
         let mut end = None;
-        while node.level() > 0 {
+        while node.level() > level {
             let slot = child_slot(node, key);
             end = node.view().key(slot + 1).or(end);
             let ours = node.child(slot).is_some_and(|c| {
@@ -450,7 +474,114 @@ impl Tree {
             }
             node = Arc::make_mut(node.child_mut(slot));
         }
-        Ok(end)
+        Ok((node, end))
+    }
+
+    /// Copies the block at `old` to a new place, if the path to its first key still goes through
+    /// it. Returns whether it does. Items stay as they are.
+    ///
+    /// # Errors
+    /// Reading, corruption, no space.
+    pub(crate) fn move_block(&self, source: &mut dyn BlockSource, old: &OnPath) -> Result<bool> {
+        self.change_path(source, old, old.level, |_| ())
+    }
+
+    /// Makes the parent of the block at `old` point to the block at `new`, which has the same
+    /// items, if it still points to the old one. Returns whether it did. The caller has noted what
+    /// this means for the references of both blocks.
+    ///
+    /// # Errors
+    /// Reading, corruption, no space. The pointer is as it was then.
+    pub(crate) fn repoint(
+        &self,
+        source: &mut dyn BlockSource,
+        old: &OnPath,
+        new: Logical,
+    ) -> Result<bool> {
+        let generation = source.generation();
+        self.change_path(source, old, old.level + 1, |parent| {
+            parent.repoint(child_slot(parent, &old.key), new, generation);
+        })
+    }
+
+    /// Makes the path to a block writable down to a level, and changes the node there, if the block
+    /// is still on the path.
+    fn change_path(
+        &self,
+        source: &mut dyn BlockSource,
+        block: &OnPath,
+        down_to: u8,
+        change: impl FnOnce(&mut Node),
+    ) -> Result<bool> {
+        let mut held = Fetched::new();
+        self.stats.edits.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let (mut state, begun) = self.lock();
+            let stop = match self.open_if_there(&mut state, source, block, down_to, &held) {
+                Ok(found) => {
+                    let there = found.is_some();
+                    if let Some(node) = found {
+                        change(node);
+                    }
+                    self.unlock(state, begun);
+                    return Ok(there);
+                }
+                Err(stop) => stop,
+            };
+            self.unlock(state, begun);
+            let need = stop.need()?;
+            self.stats.retries.fetch_add(1, Ordering::Relaxed);
+            self.fetch(&need, source, &mut held)?;
+        }
+    }
+
+    fn open_if_there<'s>(
+        &self,
+        state: &'s mut TreeState,
+        source: &mut dyn BlockSource,
+        block: &OnPath,
+        down_to: u8,
+        held: &Fetched,
+    ) -> Result<Option<&'s mut Node>, EditStop> {
+        if self.address_on_path(state, block, held)? != Some(block.at)
+            || down_to > state.root.ptr.level
+        {
+            return Ok(None);
+        }
+        let usual = usize::from(state.root.ptr.level - down_to) + 1;
+        if source.available() < usual {
+            return Err(EditStop::Need(Need::Blocks(usual)));
+        }
+        self.open_down_to(state, source, &block.key, down_to, held).map(|(node, _)| Some(node))
+    }
+
+    /// The address of the block at a level on the path to a key.
+    fn address_on_path(
+        &self,
+        state: &TreeState,
+        OnPath { key, level, .. }: &OnPath,
+        held: &Fetched,
+    ) -> Result<Option<Logical>, EditStop> {
+        let find = |ptr: &Pointer| self.at_hand(ptr, held).ok_or(EditStop::Need(Need::Node(*ptr)));
+        let root = &state.root;
+        if root.ptr.level <= *level {
+            return Ok((root.ptr.level == *level).then_some(root.ptr.at));
+        }
+        let mut node = match &root.node {
+            Some(node) => node.clone(),
+            None => find(&root.ptr)?,
+        };
+        loop {
+            let slot = child_slot(&node, key);
+            let ptr = child_pointer(&node, slot);
+            if ptr.level == *level {
+                return Ok(Some(ptr.at));
+            }
+            node = match node.child(slot) {
+                Some(child) => child.clone(),
+                None => find(&ptr)?,
+            };
+        }
     }
 
     /// Copies a block to a new address.

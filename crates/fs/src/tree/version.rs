@@ -120,6 +120,10 @@ impl Item {
     pub(crate) fn leaf_address(&self) -> Logical {
         self.leaf.address()
     }
+    /// The transaction that made the leaf.
+    pub(crate) fn leaf_generation(&self) -> Generation {
+        self.leaf.generation()
+    }
     /// All bytes of the leaf.
     pub(crate) fn copy_of_leaf(&self) -> Vec<u8> {
         self.leaf.view().0.to_vec()

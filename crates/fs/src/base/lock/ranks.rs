@@ -52,6 +52,8 @@ macro_rules! ranks {
 
 ranks! {
 Commit {
+    /// A block group is being relocated. One at a time.
+    Relocation = "a relocation";
     /// Subvolumes come, go and move.
     SubvolTree = "the tree of subvolumes";
     /// What a crash left behind in a subvolume is being cleaned up.
@@ -67,6 +69,9 @@ Commit {
     /// log's transaction. The committer takes it for its own transaction only, when it has
     /// published the one before.
     LogWork = "a log's step";
+    /// A step of a walk that drops a tree, or a batch of a relocation: each counts on references
+    /// that the other changes.
+    SharedBlocks = "the blocks that trees share";
 }
 Device {
     /// The trees of a transaction's log in memory.
@@ -135,6 +140,8 @@ Nothing {
     Filled = "the notes on filled extents";
     /// Its notes for the root tree.
     RootNotes = "the notes for the root tree";
+    /// Its notes on what its commit is to move in global trees.
+    GlobalMoves = "the notes on what is to move";
     /// Block groups that were made in it.
     NewGroups = "the new block groups";
     /// Space that is kept for its commit.

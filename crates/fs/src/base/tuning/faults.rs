@@ -48,6 +48,10 @@ pub enum Fault {
     CloneWithoutReference,
     /// Clone what the source has on the device, without what it has in memory.
     CloneUnsettled,
+    /// Replace the pointer to a block that has moved, and keep the reference to the old place.
+    RelocationKeepsOld,
+    /// Write blocks that trees share at another place without the flag that says so.
+    RelocationUnmarked,
     /// Leave orphan items out when a linked-to-nothing inode stays open.
     NoOrphans,
     /// Skip the flushes that make a log durable.

@@ -63,6 +63,9 @@ fn log_in_running(
     if super::above::moved(core, &inode.subvol, &pin.txn)? {
         return Err(NotLogged::Commit(Cause::SubvolumeEntry));
     }
+    if pin.txn.relocated.load(Ordering::Acquire) {
+        return Err(NotLogged::Commit(Cause::Relocation));
+    }
     let txn = Arc::clone(&pin.txn);
     if last.as_ref().is_some_and(|l| l.generation == txn.generation && l.ticket.is_none()) {
         return Ok(Awaited::Commit(txn.generation, None));

@@ -102,6 +102,24 @@ impl Allocator {
         self.groups.add_new(group, overcommit).map(drop)
     }
 
+    /// Closes a group: nothing is allocated in it from now on. A chunk is made first if what the
+    /// group holds would not find space elsewhere. False if there is no room for that.
+    ///
+    /// # Errors
+    /// `ReadOnly`; broken accounts.
+    pub(crate) fn close_group(&self, txns: &impl Running, group: &BlockGroup) -> Result<bool> {
+        loop {
+            let seen = self.seen(group.kind());
+            if self.groups.try_set_read_only(group) {
+                self.give_back_preallocated();
+                return Ok(true);
+            }
+            if self.chunk_in_running(txns, group.kind(), seen)? != ChunkOutcome::Granted {
+                return Ok(false);
+            }
+        }
+    }
+
     /// Takes block groups in which nothing is left out of service, except the last of each kind and
     /// those of this transaction.
     pub(crate) fn take_empty_groups(&self, generation: Generation) -> Vec<(Run, Chunk)> {

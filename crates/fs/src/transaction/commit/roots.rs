@@ -248,7 +248,7 @@ impl Committer<'_> {
 }
 
 /// Makes a root item point to a root that this transaction wrote.
-fn point_to(item: &mut RootItem, root: &Root, generation: Generation) {
+pub(super) fn point_to(item: &mut RootItem, root: &Root, generation: Generation) {
     item.bytenr = U64::new(root.ptr.at.0);
     item.level = root.ptr.level;
     item.set_generation(generation);
