@@ -179,6 +179,7 @@ pub(crate) const HOUSES: &[House] = &[
             "subvolume",
             "inode",
             "compare",
+            "scrub",
             "filesystem",
             "mkfs",
         ]),
@@ -289,6 +290,7 @@ pub(crate) const HOUSES: &[House] = &[
             "attach",
             "mounted",
             "send_on_mount",
+            "scrub_on_mount",
             "devices",
             "image",
             "device_figures",
@@ -325,6 +327,7 @@ pub(crate) const HOUSES: &[House] = &[
             "inspect",
             "send",
             "receive",
+            "scrub",
             "status",
             "check",
             "options",
@@ -352,7 +355,7 @@ pub(crate) const HOUSES: &[House] = &[
     },
     House {
         folder: "crates/cli/src/commands/mount",
-        rooms: Upwards(&["sends", "mounts", "first", "further"]),
+        rooms: Upwards(&["sends", "scrubs", "mounts", "first", "further"]),
     },
     House { folder: "crates/cli/src/copy", rooms: Apart },
     House { folder: "crates/cli/src/raw", rooms: Apart },
@@ -362,6 +365,7 @@ pub(crate) const HOUSES: &[House] = &[
             "units",
             "interrupt",
             "measure",
+            "spread",
             "case",
             "fsync",
             "bonnie",
@@ -428,6 +432,12 @@ pub(crate) const HOUSES: &[House] = &[
     },
     House { folder: "crates/fs/src/compare", rooms: Upwards(&["frozen", "users", "walk"]) },
     House {
+        folder: "crates/fs/src/scrub",
+        rooms: Upwards(&[
+            "report", "control", "content", "users", "load", "mend", "rows", "supers", "run",
+        ]),
+    },
+    House {
         folder: "crates/fs/src/filesystem",
         rooms: Upwards(&[
             "commit_source",
@@ -471,6 +481,7 @@ pub(crate) const HOUSES: &[House] = &[
             "free_space_tree",
             "csum_tree",
             "free_index",
+            "stripes",
             "chunks",
             "device",
             "reserve",
@@ -503,7 +514,7 @@ pub(crate) const HOUSES: &[House] = &[
     },
     House {
         folder: "crates/fs/src/mkfs",
-        rooms: Upwards(&["features", "signatures", "layout", "plan", "items", "build"]),
+        rooms: Upwards(&["features", "signatures", "layout", "plan", "items", "build", "write"]),
     },
     House {
         folder: "crates/fs/src/log",

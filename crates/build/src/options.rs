@@ -202,7 +202,7 @@ impl Plan {
         } else {
             BlockGroupFlags::DATA
         };
-        kind | profile_flag(self.data)
+        kind | self.data.flag()
     }
 
     /// Type and profile of the groups for metadata.
@@ -210,12 +210,12 @@ impl Plan {
         if self.features.mixed {
             return self.data_flags();
         }
-        BlockGroupFlags::METADATA | profile_flag(self.metadata)
+        BlockGroupFlags::METADATA | self.metadata.flag()
     }
 
     /// Type and profile of the group for the chunk tree.
     pub(crate) fn system_flags(&self) -> BlockGroupFlags {
-        BlockGroupFlags::SYSTEM | profile_flag(self.metadata)
+        BlockGroupFlags::SYSTEM | self.metadata.flag()
     }
 }
 
@@ -223,13 +223,6 @@ impl Plan {
 pub(crate) fn longest_inline(nodesize: u32) -> usize {
     let header = larder_format::items::file_extent::INLINE_HEADER_SIZE;
     (max_item_size(nodesize) - header).min(SECTOR_SIZE as usize - 1)
-}
-
-fn profile_flag(profile: Profile) -> BlockGroupFlags {
-    match profile {
-        Profile::Single => BlockGroupFlags::empty(),
-        Profile::Dup => BlockGroupFlags::DUP,
-    }
 }
 
 fn profiles(options: &BuildOptions) -> Result<(Profile, Profile)> {
@@ -243,6 +236,14 @@ fn profiles(options: &BuildOptions) -> Result<(Profile, Profile)> {
             metadata.name(),
             data.name()
         )));
+    }
+    for profile in [metadata, data] {
+        if !matches!(profile, Profile::Single | Profile::Dup) {
+            let name = profile.name();
+            return Err(Error::Unsupported(format!(
+                "an image is built on one device, so its profiles are single and dup, not {name}"
+            )));
+        }
     }
     Ok((metadata, data))
 }

@@ -15,12 +15,13 @@ pub(crate) struct FormatOptions {
     /// Uuid of the file system (default: a random one)
     #[arg(long, short = 'U')]
     pub(crate) uuid: Option<uuid::Uuid>,
-    /// Copies of metadata (default: dup, with --mixed single)
-    #[arg(long, short = 'm', value_name = "PROFILE")]
-    metadata: Option<ProfileArg>,
-    /// Copies of data (default: single)
-    #[arg(long, short = 'd', value_name = "PROFILE")]
-    data: Option<ProfileArg>,
+    /// Profile of metadata: single, dup, or with several devices raid0, raid1, raid1c3, raid1c4,
+    /// raid10, raid5, raid6 (default: dup, on several devices raid1, with --mixed single)
+    #[arg(long, short = 'm', value_name = "PROFILE", value_parser = profile)]
+    metadata: Option<Profile>,
+    /// Profile of data, as of metadata (default: single)
+    #[arg(long, short = 'd', value_name = "PROFILE", value_parser = profile)]
+    data: Option<Profile>,
     /// Checksum of metadata and data
     #[arg(long, value_name = "TYPE", default_value = "crc32c")]
     csum: CsumArg,
@@ -65,19 +66,13 @@ impl FormatOptions {
         Ok(Format {
             label: self.label.clone().into_bytes(),
             uuid: self.uuid.map(uuid::Uuid::into_bytes),
-            metadata: self.metadata.map(Into::into),
-            data: self.data.map(Into::into),
+            metadata: self.metadata,
+            data: self.data,
             csum: self.csum.into(),
             nodesize,
             features,
         })
     }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProfileArg {
-    Single,
-    Dup,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -90,13 +85,11 @@ enum CsumArg {
     Blake2,
 }
 
-impl From<ProfileArg> for Profile {
-    fn from(p: ProfileArg) -> Self {
-        match p {
-            ProfileArg::Single => Self::Single,
-            ProfileArg::Dup => Self::Dup,
-        }
-    }
+/// A profile by its name, in whatever case.
+pub(crate) fn profile(text: &str) -> Result<Profile, String> {
+    let name = text.to_ascii_lowercase();
+    let found = Profile::ALL.into_iter().find(|profile| profile.name() == name);
+    found.ok_or_else(|| format!("none of {}", Profile::ALL.map(Profile::name).join(", ")))
 }
 
 impl From<CsumArg> for CsumType {

@@ -33,6 +33,7 @@ mod mounted;
 mod print;
 mod raw;
 mod receiving;
+mod scrub_on_mount;
 mod select;
 mod send_on_mount;
 mod size;

@@ -90,6 +90,13 @@ fn the_same_command_lines_end_the_same_way() {
         "-f -U 6ba7b8109dad11d180b400c04fd430c8 x.img",
         "-f --uuid= x.img",
         "-f missing/x.img",
+        "-f -d raid1 x.img",
+        "-f -m raid0 -d raid0 x.img",
+        "-f -q x.img y.img",
+        "-f -b 150m -m raid1c3 x.img y.img",
+        "-f -m raid1 -d raid6 x.img y.img",
+        "-f -d raid7 x.img y.img",
+        "-f -r src x.img y.img",
         "",
         "--help",
         "--version",
@@ -97,11 +104,13 @@ fn the_same_command_lines_end_the_same_way() {
         "-O list-all",
     ] {
         file(&dir.join("x.img"), 200 << 20);
+        file(&dir.join("y.img"), 300 << 20);
         if line == "x.img" {
             theirs(dir, "-q x.img").ok();
         }
         let expected = theirs(dir, line);
         file(&dir.join("x.img"), 200 << 20);
+        file(&dir.join("y.img"), 300 << 20);
         if line == "x.img" {
             theirs(dir, "-q x.img").ok();
         }

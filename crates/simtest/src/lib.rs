@@ -19,6 +19,7 @@
 //! - [`memserver`]: a file system in memory, behind which the transports of FUSE are tested and
 //!   measured;
 //! - [`faults`]: the same on a device that fails;
+//! - [`rows`]: power cuts of several devices, of which some are then lost, where there is parity;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
 //! - [`lineage`]: random histories of a subvolume, told by snapshots, for streams;
@@ -43,6 +44,7 @@ pub mod model;
 pub mod ops;
 pub mod oracle;
 pub mod recorded;
+pub mod rows;
 pub mod runner;
 pub mod scenarios;
 pub mod sharing;

@@ -5,10 +5,12 @@
 //! the bad one. A copy is a way to read: with parity the copies behind the first are what the rest
 //! of the row says (`parity`), so those layers need not know of it.
 //!
-//! Reading knows all profiles. Writing (`write`) knows those without parity so far; what opens a
+//! Writing (`write`) goes to all copies; `rows` makes the parity of what is written. What opens a
 //! volume to write asks [`Volume::may_be_written`] first.
 
 mod errors;
+mod places;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -19,10 +21,11 @@ use self::errors::Errors;
 use crate::assembly::Assembly;
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
-use crate::map::{ChunkMap, Located, MappedChunk, Stripe, Way};
+use crate::map::{ChunkMap, Located, MappedChunk, Row, Stripe, Way};
 use crate::parity;
 use larder_format::items::chunk::parse_sys_array;
-use larder_format::{DeviceId, Logical, Physical};
+use larder_format::{DeviceId, Logical, Physical, STRIPE_LEN};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -96,6 +99,8 @@ pub struct Volume {
     uneven: AtomicBool,
     /// Reads are spread over mirrors.
     spread: bool,
+    /// Held while rows are written that hold something else, see `rows`.
+    rows_in_use: Mutex<()>,
     /// Bytes whose writing has completed, on all devices, and how many of those had when the last
     /// flush began that succeeded.
     completed: AtomicU64,
@@ -135,6 +140,7 @@ impl Volume {
             degraded: false,
             uneven: AtomicBool::new(false),
             spread: false,
+            rows_in_use: Mutex::new(()),
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
@@ -232,25 +238,15 @@ impl Volume {
     }
 
     /// Refuses by name what can be read, but not written: chunks that miss more devices than their
-    /// profile may lose, and chunks with parity. For callers that are going to write, when all
-    /// chunks have been added.
+    /// profile may lose. For callers that are going to write, when all chunks have been added.
     ///
     /// # Errors
-    /// [`VolumeError::Missing`] and [`VolumeError::Unsupported`].
+    /// [`VolumeError::Missing`].
     pub fn may_be_written(&self) -> VolumeResult<()> {
-        let unsupported = |device: String, what| Err(VolumeError::Unsupported { device, what });
         if let Some(chunk) = self.map.chunks().iter().find(|c| self.misses_too_much(c)) {
             return Err(self.cannot_be_written(chunk));
         }
-        let has_parity = |c: &MappedChunk| c.profile().parity() > 0;
-        match self.map.chunks().into_iter().find(has_parity) {
-            None => Ok(()),
-            Some(chunk) => {
-                let (at, profile) = (chunk.start, chunk.profile().name());
-                let what = format!("the chunk at {at} is {profile}, which can only be read so far");
-                unsupported(self.members[0].device.name(), what)
-            }
-        }
+        Ok(())
     }
 
     /// Stripes of a chunk that lie on devices that are not there.
@@ -576,7 +572,8 @@ impl Volume {
         })
     }
 
-    /// Writes `data` over one copy, to repair it from another.
+    /// Writes `data` over one copy, to repair it from another. Parity is left as it is: it is not
+    /// of this copy that is bad, and what another device has of the row may be bad as well.
     ///
     /// # Errors
     /// As [`Volume::read_block`]: the range must lie within one chunk, which must have that copy.
@@ -618,8 +615,10 @@ impl Volume {
     }
 
     /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock
-    /// copies inside it are left alone: they lie in chunks without belonging to them. Devices that
-    /// are missing or have failed are not told. Returns the bytes of all other copies.
+    /// copies inside it are left alone: they lie in chunks without belonging to them. With parity,
+    /// only full stripes are discarded that lie in the range as a whole: the rest has a part in the
+    /// parity of others. Devices that are missing or have failed are not told. Returns the bytes of
+    /// all other copies.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says;
@@ -628,11 +627,22 @@ impl Volume {
         let (mut at, mut len, mut done) = (at, len, 0);
         while len > 0 {
             let found = self.map.lookup(at, len)?;
-            without_parity(&found, at)?;
-            for stripe in found.stripes.iter().filter(|s| self.takes_writes(s.device)) {
-                done += self.discard_on(stripe.device, stripe.at, found.len)?;
-            }
-            (at, len) = (at.plus(found.len), len - found.len);
+            let passed = match self.map.full_stripe(at) {
+                None => {
+                    for stripe in &found.stripes {
+                        done += self.discard_on(stripe.device, stripe.at, found.len)?;
+                    }
+                    found.len
+                }
+                Some(all) if all.start == at && all.len() <= len => {
+                    for stripe in self.map.row(at, 0).iter().flat_map(Row::elements) {
+                        done += self.discard_on(stripe.device, stripe.at, STRIPE_LEN)?;
+                    }
+                    all.len()
+                }
+                Some(all) => len.min(all.end().0 - at.0),
+            };
+            (at, len) = (at.plus(passed), len - passed);
         }
         Ok(done)
     }
@@ -755,15 +765,6 @@ fn missing(stripe: Stripe, len: u64) -> VolumeError {
     let source = std::io::Error::new(std::io::ErrorKind::NotFound, "the device is missing");
     let device = format!("device {}", stripe.device);
     VolumeError::Io { device, op: "read", at: stripe.at, len, source }
-}
-
-/// A write that leaves the parity of its row as it was would cost the row's other bytes later.
-fn without_parity(found: &Located, at: Logical) -> VolumeResult<()> {
-    if found.ways == found.stripes.len() {
-        return Ok(());
-    }
-    let what = format!("what lies at {at} has parity, and can only be read so far");
-    Err(VolumeError::Unsupported { device: "file system".into(), what })
 }
 
 /// A length that was cut to that of a slice.

@@ -31,7 +31,7 @@ impl Progress for Stop {
 
 pub(super) fn fill(options: &Options, content: &Content) -> Result<(), Refused> {
     let (output, size) = place(options, content)?;
-    let before = std::fs::metadata(&options.device).ok().filter(std::fs::Metadata::is_file);
+    let before = std::fs::metadata(&options.devices[0]).ok().filter(std::fs::Metadata::is_file);
     if content.reflink {
         print::say("WARNING: --reflink: Larder copies the data");
     }
@@ -72,8 +72,8 @@ pub(super) fn fill(options: &Options, content: &Content) -> Result<(), Refused> 
     };
     build(&output, vec![tree], open, &how, &Stop(Interrupt::watch())).map_err(refused)?;
     match before.filter(|_| !content.shrink) {
-        Some(file) => keep_length(&options.device, file.len())
-            .map_err(|e| Refused::because(format!("{}: {e}", options.device.display()))),
+        Some(file) => keep_length(&options.devices[0], file.len())
+            .map_err(|e| Refused::because(format!("{}: {e}", options.devices[0].display()))),
         None => Ok(()),
     }
 }
@@ -85,14 +85,14 @@ fn refused(error: impl std::error::Error) -> Refused {
 /// Where the file system is written, and how large it becomes. A file gets at least the size that
 /// was given, and the file system on a device gets exactly that.
 fn place(options: &Options, content: &Content) -> Result<(Output, ImageSize), Refused> {
-    let path = options.device.clone();
+    let path = options.devices[0].clone();
     let shrunk = content.shrink.then_some(ImageSize::Shrink { align: 4096 });
     if !path.exists() {
         let size = shrunk.or(options.bytes.map(ImageSize::AtLeast)).unwrap_or(ImageSize::Auto);
         return Ok((Output::File { path, force: false }, size));
     }
     let device = open(&path)?;
-    refuse_existing(options, &device)?;
+    refuse_existing(options, &path, &device)?;
     let there = device.size();
     let size = if device.is_block_device() {
         if let Some(bytes) = options.bytes.filter(|bytes| *bytes > there) {

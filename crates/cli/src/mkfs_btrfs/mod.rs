@@ -16,8 +16,8 @@ use crate::image::when_free;
 use crate::print;
 use crate::source_date::source_date;
 use clap::Parser;
-use larder_fs::mkfs::{MkfsOptions, MkfsReport, mkfs, recognise};
-use larder_volume::{FileDevice, OpenMode};
+use larder_fs::mkfs::{MkfsOptions, MkfsReport, mkfs_on, recognise};
+use larder_volume::{Device, FileDevice, OpenMode};
 use options::{Arguments, Options, Wish};
 use std::ffi::OsString;
 use std::path::Path;
@@ -89,21 +89,27 @@ fn run(argv: Vec<OsString>) -> Result<(), Refused> {
     if !options.quiet {
         print::line(report::TITLE)?;
     }
-    match &options.content {
-        Some(content) => fill::fill(&options, content)?,
-        None => make_empty(&options).map(drop)?,
-    }
+    let sizes: Vec<u64> = if let Some(content) = &options.content {
+        fill::fill(&options, content)?;
+        Vec::new()
+    } else {
+        make_empty(&options)?.devices.iter().map(|device| device.bytes).collect()
+    };
     if !options.quiet {
-        report::show(&options)?;
+        report::show(&options, &sizes)?;
     }
     Ok(())
 }
 
 fn make_empty(options: &Options) -> Result<MkfsReport, Refused> {
-    let device = open(&options.device)?;
-    refuse_existing(options, &device)?;
-    let made = mkfs(
-        &device,
+    let opened = options.devices.iter().map(|path| open(path));
+    let devices = opened.collect::<Result<Vec<_>, _>>()?;
+    for (path, device) in options.devices.iter().zip(&devices) {
+        refuse_existing(options, path, device)?;
+    }
+    let devices: Vec<&dyn Device> = devices.iter().map(|device| device as &dyn Device).collect();
+    let made = mkfs_on(
+        &devices,
         &MkfsOptions {
             label: options.label.clone(),
             uuid: options.uuid,
@@ -120,7 +126,7 @@ fn make_empty(options: &Options) -> Result<MkfsReport, Refused> {
             discard: options.discard,
         },
     );
-    made.map_err(|e| Refused::because(format!("{}: {e}", options.device.display())))
+    made.map_err(|e| Refused::because(format!("{}: {e}", options.devices[0].display())))
 }
 
 fn open(path: &Path) -> Result<FileDevice, Refused> {
@@ -129,9 +135,9 @@ fn open(path: &Path) -> Result<FileDevice, Refused> {
 }
 
 /// What is there already is overwritten only with `-f`.
-fn refuse_existing(options: &Options, device: &FileDevice) -> Result<(), Refused> {
+fn refuse_existing(options: &Options, path: &Path, device: &FileDevice) -> Result<(), Refused> {
     let Some(found) = recognise(device).filter(|_| !options.force) else { return Ok(()) };
-    let path = options.device.display();
+    let path = path.display();
     Err(Refused::Because(vec![
         format!("{path} appears to contain an existing filesystem ({found})"),
         format!("use the -f option to force overwrite of {path}"),

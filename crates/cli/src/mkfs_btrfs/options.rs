@@ -4,6 +4,7 @@
 //! Larder does not is refused by name.
 
 use super::Refused;
+use crate::format_options;
 use clap::Parser;
 use larder_format::CsumType;
 use larder_fs::Packing;
@@ -75,7 +76,8 @@ pub(super) struct Arguments {
 /// What is to be made.
 #[derive(Debug)]
 pub(super) struct Options {
-    pub(super) device: PathBuf,
+    /// One at least.
+    pub(super) devices: Vec<PathBuf>,
     pub(super) label: Vec<u8>,
     pub(super) uuid: Option<[u8; 16]>,
     pub(super) device_uuid: Option<[u8; 16]>,
@@ -149,16 +151,12 @@ impl Arguments {
         if lists().any(|word| word.trim() == "list-all") {
             return Ok(Wish::ListFeatures);
         }
-        let device = match &self.devices[..] {
-            [] => return Err(Refused::Usage("no device or image file was named".into())),
-            [device] => device.clone(),
-            [_, further, ..] => {
-                return Err(Refused::because(format!(
-                    "several devices are not supported by Larder: {}",
-                    further.display()
-                )));
-            }
-        };
+        if self.devices.is_empty() {
+            return Err(Refused::Usage("no device or image file was named".into()));
+        }
+        if self.devices.len() > 1 && self.rootdir.is_some() {
+            return Err(Refused::because("the option -r is limited to a single device".into()));
+        }
         let mut features = Features { block_group_tree: false, ..Features::default() };
         for list in self.features.iter().chain(&self.runtime_features) {
             features.apply(list).map_err(|e| Refused::because(e.to_string()))?;
@@ -172,7 +170,7 @@ impl Arguments {
         }
         let content = self.content()?;
         Ok(Wish::Make(Box::new(Options {
-            device,
+            devices: self.devices,
             label: label(self.label)?,
             uuid: self.uuid.as_deref().map_or(Ok(None), uuid)?,
             device_uuid: self.device_uuid.as_deref().map_or(Ok(None), uuid)?,
@@ -281,14 +279,8 @@ fn uuid(text: &str) -> Result<Option<[u8; 16]>, Refused> {
 }
 
 fn profile(text: &str) -> Result<Profile, Refused> {
-    match text.to_ascii_lowercase().as_str() {
-        "single" => Ok(Profile::Single),
-        "dup" => Ok(Profile::Dup),
-        raid if raid.starts_with("raid") => {
-            Err(Refused::because(format!("profile {text} is not supported by Larder")))
-        }
-        _ => Err(Refused::because(format!("unknown profile {text}"))),
-    }
+    let found = format_options::profile(text);
+    found.map_err(|_| Refused::because(format!("unknown profile {text}")))
 }
 
 fn csum(text: &str) -> Result<CsumType, Refused> {
@@ -465,7 +457,7 @@ mod tests {
         assert_eq!(made("x -fqL foo").label, b"foo");
         assert_eq!(made("-Lfoo x").label, b"foo");
         assert_eq!(made("--lab a --label=b x").label, b"b");
-        assert_eq!(made("-- -x").device, PathBuf::from("-x"));
+        assert_eq!(made("-- -x").devices, [PathBuf::from("-x")]);
         assert!(made("-f -f x").force);
     }
 
@@ -474,8 +466,7 @@ mod tests {
         for (line, says) in [
             ("", "no device"),
             ("--bogus x", "--bogus"),
-            ("a b", "several devices"),
-            ("-d raid1 x", "raid1"),
+            ("-r d a b", "limited to a single device"),
             ("-d nonsense x", "nonsense"),
             ("-O zoned x", "zoned"),
             ("-O quota x", "quota"),

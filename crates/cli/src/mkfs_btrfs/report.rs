@@ -3,7 +3,7 @@
 use super::Refused;
 use super::options::{Content, Options};
 use crate::image::{Access, Image};
-use crate::{print, size};
+use crate::{devices, print, size};
 use larder_format::ids::ObjectId;
 use larder_fs::KindUsage;
 use std::fmt::Write as _;
@@ -19,13 +19,14 @@ pub(super) const VERSION: &str = concat!(
 );
 
 pub(super) const HELP: &str = "\
-usage: mkfs.btrfs [options] <dev>
+usage: mkfs.btrfs [options] <dev> [<dev>...]
 
-    Make a btrfs file system on a device or in an image file, by Larder, with the
+    Make a btrfs file system on devices or in image files, by Larder, with the
     command line of btrfs-progs 6.14
 
-    -d|--data PROFILE         single or dup
-    -m|--metadata PROFILE     single or dup
+    -d|--data PROFILE         single (default), dup, raid0, raid1, raid1c3, raid1c4,
+                              raid10, raid5, raid6
+    -m|--metadata PROFILE     the same; default: dup, on several devices raid1
     -M|--mixed                mix metadata and data together
     --csum TYPE
     --checksum TYPE           crc32c (default), xxhash, sha256, blake2
@@ -34,8 +35,8 @@ usage: mkfs.btrfs [options] <dev>
     -O|--features LIST        comma separated list of features (-O list-all lists them)
     -L|--label LABEL          label (maximum length 255)
     -U|--uuid UUID            UUID of the file system
-    --device-uuid UUID        UUID of the device
-    -b|--byte-count SIZE      use SIZE bytes of the device
+    --device-uuid UUID        UUID of the first device
+    -b|--byte-count SIZE      use SIZE bytes of each device
     -r|--rootdir DIR          copy files from DIR to the root directory
     --compress ALGO[:LEVEL]   (with --rootdir) no (default), zstd, lzo, zlib
     -u|--subvol TYPE:SUBDIR   (with --rootdir) make SUBDIR a subvolume;
@@ -51,8 +52,7 @@ usage: mkfs.btrfs [options] <dev>
     --help                    print this
     -R|--runtime-features     as -O
 
-    Several devices, RAID profiles, zoned devices, quotas and other sector sizes
-    are refused.";
+    Zoned devices, quotas and other sector sizes are refused.";
 
 /// The list of features, as `-O list-all` prints it.
 pub(super) fn features() -> String {
@@ -70,10 +70,10 @@ pub(super) fn features() -> String {
     format!("Filesystem features available:\n{}", lines.join("\n"))
 }
 
-/// Says what was made.
-pub(super) fn show(options: &Options) -> Result<(), Refused> {
+/// Says what was made. `sizes` has those of the devices, if there are several.
+pub(super) fn show(options: &Options, sizes: &[u64]) -> Result<(), Refused> {
     let top = Some(ObjectId::FS_TREE.0);
-    let image = Image::open(&options.device, Access::Read { force: false }, top)?;
+    let image = Image::open(&devices::join(&options.devices), Access::Read { force: false }, top)?;
     let (info, usage) = (image.fs.info(), image.fs.space_usage());
     image.close()?;
     let mut out = String::new();
@@ -107,10 +107,13 @@ pub(super) fn show(options: &Options) -> Result<(), Refused> {
     let _ = writeln!(out, "Zoned device:       no");
     let _ = writeln!(out, "Features:           {}", options.features.names().join(", "));
     let _ = writeln!(out, "Checksum:           {}", info.csum.name());
-    let _ = writeln!(out, "Number of devices:  1");
+    let _ = writeln!(out, "Number of devices:  {}", options.devices.len());
     let _ = writeln!(out, "Devices:");
     let _ = writeln!(out, "   ID        SIZE  PATH");
-    let _ = writeln!(out, "    1  {total:>10}  {}", print::path(&options.device));
+    for (n, path) in options.devices.iter().enumerate() {
+        let size = sizes.get(n).map_or_else(|| total.clone(), |bytes| size::human(*bytes));
+        let _ = writeln!(out, "  {:>3}  {size:>10}  {}", n + 1, print::path(path));
+    }
     Ok(print::line(&out)?)
 }
 

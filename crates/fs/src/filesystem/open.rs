@@ -243,7 +243,7 @@ impl Core {
         let superblock_written = SuperblockWritten { generation, superblocks, logs: 0 };
         let lost_chunks = lost_chunks(&volume);
         let flushes = Flushes::new(volume.clone(), options.tuning.early_flush_bytes);
-        Ok(Self::on_ground(Ground {
+        let ground = Ground {
             csum,
             space,
             txns,
@@ -264,7 +264,9 @@ impl Core {
             superblock_written: Mutex::new(superblock_written),
             flushes,
             above: OnceLock::new(),
-        }))
+        };
+        ground.agree_on_superblock()?;
+        Ok(Self::on_ground(ground))
     }
 
     /// An engine on this ground, to which both what commits need from above and the reclaimer

@@ -5,13 +5,12 @@
 //! what is left. So no tree can be written before all are known. For all of that it only matters
 //! how many blocks each tree takes. So a guess (one block each) is laid out, packed, and corrected
 //! until it is right. It is right at once, except with 4 KiB nodes, where the root tree needs two
-//! leaves.
+//! leaves, and with many devices.
 //!
 //! Blocks of a tree lie behind each other, its root first; trees lie behind each other from the
 //! start of their chunk.
 
 use super::items::{self, Bytes, Placed};
-use super::layout::DEVICE;
 use super::plan::{GENERATION, Plan};
 use larder_format::csum::name_hash;
 use larder_format::items::keys::{encode_uuid_item, uuid_key};
@@ -127,17 +126,22 @@ fn chunk_tree(plan: &Plan) -> Items {
     let mut items: Items = chunks
         .map(|c| (Key::new(CHUNKS, KeyType::CHUNK_ITEM, c.start.0), items::chunk(plan, c)))
         .collect();
-    let device = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, DEVICE.0);
-    items.insert(device, items::dev_item(plan));
+    for device in &plan.devices {
+        let key = Key::new(ObjectId::DEV_ITEMS, KeyType::DEV_ITEM, device.id.0);
+        items.insert(key, items::dev_item(plan, device));
+    }
     items
 }
 
 fn dev_tree(plan: &Plan) -> Items {
     let mut items = Items::new();
-    items.insert(Key::new(ObjectId::DEV_STATS, KeyType::PERSISTENT_ITEM, DEVICE.0), vec![0; 40]);
+    for device in &plan.devices {
+        let key = Key::new(ObjectId::DEV_STATS, KeyType::PERSISTENT_ITEM, device.id.0);
+        items.insert(key, vec![0; 40]);
+    }
     for c in plan.layout.chunks() {
         for s in &c.stripes {
-            let key = Key::new(ObjectId(DEVICE.0), KeyType::DEV_EXTENT, s.at.0);
+            let key = Key::new(ObjectId(s.device.0), KeyType::DEV_EXTENT, s.at.0);
             items.insert(key, items::dev_extent(plan, c));
         }
     }

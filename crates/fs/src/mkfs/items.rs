@@ -2,8 +2,7 @@
 //!
 //! Layouts are those of `docs/FORMAT.md`; values are those that mkfs.btrfs writes.
 
-use super::layout::DEVICE;
-use super::plan::{GENERATION, Plan};
+use super::plan::{GENERATION, Plan, PlannedDevice};
 use larder_format::items::InodeFlags;
 use larder_format::{Key, KeyType, Logical, TreeId};
 use larder_volume::MappedChunk;
@@ -153,7 +152,7 @@ pub(super) fn block_group(chunk: &MappedChunk, used: u64) -> Vec<u8> {
 
 /// CHUNK_ITEM.
 pub(super) fn chunk(plan: &Plan, c: &MappedChunk) -> Vec<u8> {
-    let copies = u16::try_from(c.stripes.len()).expect("two at most");
+    let stripes = u16::try_from(c.stripes.len()).expect("no more than devices");
     let head = Bytes::new()
         .u64(c.length)
         .u64(2) // owner: the extent tree
@@ -162,20 +161,20 @@ pub(super) fn chunk(plan: &Plan, c: &MappedChunk) -> Vec<u8> {
         .u32(65536) // io alignment
         .u32(65536) // io width
         .u32(4096) // sector size
-        .u16(copies)
-        .u16(1); // sub-stripes
+        .u16(stripes)
+        .u16(c.profile().sub_stripes());
     c.stripes
         .iter()
-        .fold(head, |out, s| out.u64(s.device.0).u64(s.at.0).raw(&plan.device_uuid))
+        .fold(head, |out, s| out.u64(s.device.0).u64(s.at.0).raw(&plan.device(s.device).uuid))
         .done()
 }
 
-/// DEV_ITEM; also embedded in the superblock.
-pub(super) fn dev_item(plan: &Plan) -> Vec<u8> {
+/// DEV_ITEM of a device; also embedded in its superblock.
+pub(super) fn dev_item(plan: &Plan, device: &PlannedDevice) -> Vec<u8> {
     let out = Bytes::new()
-        .u64(DEVICE.0)
-        .u64(plan.total_bytes)
-        .u64(plan.layout.device_bytes())
+        .u64(device.id.0)
+        .u64(device.bytes)
+        .u64(plan.layout.device_bytes(device.id))
         .u32(4096) // io alignment
         .u32(4096) // io width
         .u32(4096) // sector size
@@ -185,16 +184,22 @@ pub(super) fn dev_item(plan: &Plan) -> Vec<u8> {
         .u32(0) // group
         .u8(0) // seek speed
         .u8(0) // bandwidth
-        .raw(&plan.device_uuid)
+        .raw(&device.uuid)
         .raw(&plan.fsid)
         .done();
     debug_assert_eq!(out.len(), 98);
     out
 }
 
-/// DEV_EXTENT of one copy of a chunk.
+/// DEV_EXTENT of a stripe of a chunk.
 pub(super) fn dev_extent(plan: &Plan, c: &MappedChunk) -> Vec<u8> {
-    Bytes::new().u64(3).u64(256).u64(c.start.0).u64(c.length).raw(&plan.chunk_tree_uuid).done()
+    Bytes::new()
+        .u64(3)
+        .u64(256)
+        .u64(c.start.0)
+        .u64(c.stripe_bytes())
+        .raw(&plan.chunk_tree_uuid)
+        .done()
 }
 
 /// Record of a tree block in the extent tree, with its key.

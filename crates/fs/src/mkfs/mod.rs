@@ -2,12 +2,13 @@
 //!
 //! This module hides everything that only a new file system needs: default profiles and sizes, the
 //! first chunks (`layout`), the first trees (`build`), and wiping what another file system left
-//! behind (`signatures` says what that was). The same options on a device of the same size give the
+//! behind (`signatures` says what that was). The same options on devices of the same sizes give the
 //! same bytes, apart from uuids and times. With a uuid and a time given they are *exactly* the
 //! same, as reproducible image builds need it: the other uuids are derived from the given one.
 //!
-//! Until the first superblock is durable the device holds no file system: old superblocks are wiped
-//! first, then blocks are written and flushed, then the superblock and its mirrors.
+//! Until the first superblock is durable no device holds a file system: old superblocks are wiped
+//! first, then blocks are written (`write`) and flushed, then the superblocks and their mirrors.
+//! The first device gets its superblock last, so it never has one while another device has none.
 
 mod build;
 mod features;
@@ -15,9 +16,11 @@ mod items;
 mod layout;
 mod plan;
 mod signatures;
+mod write;
 
 pub use features::Features;
-pub use layout::{Profile, minimum_size};
+pub use larder_format::items::Profile;
+pub use layout::minimum_size;
 pub use plan::{MkfsOptions, derived_uuid};
 pub use signatures::recognise;
 
@@ -26,11 +29,10 @@ use build::Image;
 use larder_format::dev_item::DevItem;
 use larder_format::features::{CompatRo, Incompat, SuperFlags};
 use larder_format::superblock::{BackupRoot, MAGIC, ROOT_DIR_OBJECTID, Superblock};
-use larder_format::{CsumType, DiskKey, Generation, Key, KeyType, ObjectId, Physical};
-use larder_volume::superblock::{SuperCopies, write_superblocks};
-use larder_volume::{ChunkMap, Device, VolumeError, VolumeResult};
-use plan::{GENERATION, Plan};
-use std::ops::Range;
+use larder_format::{CsumType, DeviceId, DiskKey, Generation, Key, KeyType, ObjectId};
+use larder_volume::Device;
+use plan::{GENERATION, Plan, PlannedDevice};
+pub use write::wipe;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -39,45 +41,67 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 pub struct MkfsReport {
     /// Uuid of the file system.
     pub uuid: [u8; 16],
-    /// Bytes of the device that it uses.
+    /// Bytes of the devices that it uses.
     pub total_bytes: u64,
+    /// Its devices, in the order in which they were given.
+    pub devices: Vec<NewDevice>,
     /// Logical bytes in use by its trees.
     pub bytes_used: u64,
     /// Bytes of a tree node.
     pub nodesize: u32,
     /// Checksum.
     pub csum: CsumType,
-    /// Copies of metadata.
+    /// Profile of metadata.
     pub metadata: Profile,
-    /// Copies of data.
+    /// Profile of data.
     pub data: Profile,
     /// Features.
     pub features: Features,
 }
 
+/// A device of a new file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewDevice {
+    /// Its number.
+    pub id: DeviceId,
+    /// Its own uuid.
+    pub uuid: [u8; 16],
+    /// Bytes of it that are used.
+    pub bytes: u64,
+}
+
 /// Makes a file system on the whole of `device`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for options that do not go together, a device that is too small, or one
-/// that already holds something (unless forced). Nothing has been changed then. [`Error::Volume`]
-/// when the device fails.
+/// As [`mkfs_on`].
 pub fn mkfs(device: &dyn Device, options: &MkfsOptions) -> Result<MkfsReport> {
-    let plan = Plan::new(device.size(), options)?;
+    mkfs_on(&[device], options)
+}
+
+/// Makes a file system on the whole of all devices.
+///
+/// # Errors
+/// [`Error::Unsupported`] for options that do not go together, too few devices, a device that is
+/// too small, or one that already holds something (unless forced). Nothing has been changed then.
+/// [`Error::Volume`] when a device fails.
+pub fn mkfs_on(devices: &[&dyn Device], options: &MkfsOptions) -> Result<MkfsReport> {
+    let sizes: Vec<u64> = devices.iter().map(|device| device.size()).collect();
+    let plan = Plan::new(&sizes, options)?;
     let label = labelled(&options.label)?;
-    if !options.force
-        && let Some(found) = recognise(device)
-    {
-        return Err(Error::Unsupported(format!("{} already holds {found}", device.name())));
+    for device in devices.iter().filter(|_| !options.force) {
+        if let Some(found) = recognise(*device) {
+            return Err(Error::Unsupported(format!("{} already holds {found}", device.name())));
+        }
     }
     let image = build::build(&plan);
-    wipe(device, options.discard)?;
-    write_blocks(device, &plan, &image)?;
-    flush(device)?;
-    write_superblocks(device, &superblock(&plan, &image, label), SuperCopies::All)?;
-    flush(device)?;
+    write::write(devices, &plan, &image, options.discard, &|device| {
+        superblock(&plan, &image, label.clone(), device)
+    })?;
+    let new = |d: &PlannedDevice| NewDevice { id: d.id, uuid: d.uuid, bytes: d.bytes };
     Ok(MkfsReport {
         uuid: plan.fsid,
-        total_bytes: plan.total_bytes,
+        total_bytes: plan.total_bytes(),
+        devices: plan.devices.iter().map(new).collect(),
         bytes_used: image.bytes_used,
         nodesize: plan.nodesize,
         csum: plan.csum,
@@ -94,76 +118,13 @@ fn labelled(label: &[u8]) -> Result<Box<Superblock>> {
     Ok(sb)
 }
 
-/// Room that other formats use at both ends of a device.
-const ENDS: u64 = 2 << 20;
-/// Unit in which old bytes are searched and overwritten.
-const WIPE_BLOCK: u64 = 4096;
-
-/// Wipes what was on the device. It writes nothing where there is nothing, so a sparse file stays
-/// sparse.
-///
-/// # Errors
-/// [`Error::Volume`] when the device fails.
-pub fn wipe(device: &dyn Device, discard: bool) -> Result<()> {
-    let size = device.size();
-    if discard && let Err(e) = device.discard(Physical(0), size) {
-        tracing::debug!("discarding {} failed, going on: {e}", device.name());
-    }
-    zero(device, Physical(0)..Physical(ENDS.min(size)))?;
-    for at in larder_volume::superblock::copies_within(size) {
-        zero(device, at..at.plus(WIPE_BLOCK))?;
-    }
-    zero(device, Physical(size.saturating_sub(ENDS))..Physical(size))?;
-    flush(device)
-}
-
-/// Writes zeros over what is not zero.
-fn zero(device: &dyn Device, range: Range<Physical>) -> Result<()> {
-    let mut at = range.start;
-    while at < range.end {
-        let len = WIPE_BLOCK.min(range.end.0 - at.0);
-        let block = &mut [0; WIPE_BLOCK as usize][..usize::try_from(len).expect("one block")];
-        device.read_at(at, block).map_err(|e| io_error(device, "read", at, len, e))?;
-        if block.iter().any(|b| *b != 0) {
-            block.fill(0);
-            device.write_at(at, block).map_err(|e| io_error(device, "write", at, len, e))?;
-        }
-        at = at.plus(len);
-    }
-    Ok(())
-}
-
-fn write_blocks(device: &dyn Device, plan: &Plan, image: &Image) -> VolumeResult<()> {
-    let map = ChunkMap::new();
-    for chunk in plan.layout.chunks() {
-        map.insert(chunk.clone())?;
-    }
-    for (at, block) in &image.blocks {
-        for stripe in map.lookup(*at, block.len() as u64)?.stripes {
-            device
-                .write_at(stripe.at, block)
-                .map_err(|e| io_error(device, "write", stripe.at, block.len() as u64, e))?;
-        }
-    }
-    Ok(())
-}
-
-fn flush(device: &dyn Device) -> Result<()> {
-    Ok(device.flush().map_err(|e| io_error(device, "flush", Physical(0), device.size(), e))?)
-}
-
-fn io_error(
-    device: &dyn Device,
-    op: &'static str,
-    at: Physical,
-    len: u64,
-    source: std::io::Error,
-) -> VolumeError {
-    VolumeError::Io { device: device.name(), op, at, len, source }
-}
-
-/// Completes the superblock.
-fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superblock> {
+/// Completes the superblock of a device.
+fn superblock(
+    plan: &Plan,
+    image: &Image,
+    mut sb: Box<Superblock>,
+    device: &PlannedDevice,
+) -> Box<Superblock> {
     let tree = |id: ObjectId| image.trees[&id];
     let (root, chunk_root) = (tree(ObjectId::ROOT_TREE), tree(ObjectId::CHUNK_TREE));
     sb.magic = MAGIC;
@@ -172,18 +133,19 @@ fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superb
     sb.set_generation(GENERATION);
     sb.set_root(root.root, root.level);
     sb.set_chunk_root(chunk_root.root, chunk_root.level, GENERATION);
-    sb.set_total_bytes(plan.total_bytes);
+    sb.set_total_bytes(plan.total_bytes());
     sb.set_bytes_used(image.bytes_used);
     sb.root_dir_objectid.set(ROOT_DIR_OBJECTID);
-    sb.num_devices.set(1);
+    sb.num_devices.set(plan.devices.len() as u64);
     sb.sectorsize.set(larder_format::SECTOR_SIZE);
     sb.nodesize.set(plan.nodesize);
     sb.leafsize.set(plan.nodesize);
     sb.stripesize.set(larder_format::SECTOR_SIZE);
     sb.set_compat_ro(CompatRo::from_bits_retain(plan.features.compat_ro()));
-    sb.set_incompat(Incompat::from_bits_retain(plan.features.incompat(plan.nodesize)));
+    sb.set_incompat(incompat(plan));
     sb.set_csum_type(plan.csum);
-    sb.dev_item = DevItem::read_from_bytes(&items::dev_item(plan)).expect("a device item");
+    let own = items::dev_item(plan, device);
+    sb.dev_item = DevItem::read_from_bytes(&own).expect("a device item");
     // With a free-space tree there is no older cache. Without one, a generation that never comes
     // says the same.
     sb.set_cache_generation(Generation(if plan.features.free_space_tree { 0 } else { u64::MAX }));
@@ -198,13 +160,26 @@ fn superblock(plan: &Plan, image: &Image, mut sb: Box<Superblock>) -> Box<Superb
     (backup.fs_root, backup.fs_root_gen) = pair(ObjectId::FS_TREE);
     (backup.dev_root, backup.dev_root_gen) = pair(ObjectId::DEV_TREE);
     (backup.csum_root, backup.csum_root_gen) = pair(ObjectId::CSUM_TREE);
-    backup.total_bytes.set(plan.total_bytes);
+    backup.total_bytes.set(plan.total_bytes());
     backup.bytes_used.set(image.bytes_used);
-    backup.num_devices.set(1);
+    backup.num_devices.set(plan.devices.len() as u64);
     backup.tree_root_level = root.level;
     backup.chunk_root_level = chunk_root.level;
     sb.backup_roots[0] = backup;
     sb
+}
+
+/// What a reader has to know: features, and profiles that came later than the others.
+fn incompat(plan: &Plan) -> Incompat {
+    let mut bits = Incompat::from_bits_retain(plan.features.incompat(plan.nodesize));
+    for profile in [plan.metadata, plan.data] {
+        bits |= match profile {
+            Profile::Raid5 | Profile::Raid6 => Incompat::RAID56,
+            Profile::Raid1c3 | Profile::Raid1c4 => Incompat::RAID1C34,
+            _ => Incompat::empty(),
+        };
+    }
+    bits
 }
 
 #[cfg(test)]

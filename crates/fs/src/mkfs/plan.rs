@@ -2,9 +2,10 @@
 //! which options do not go together.
 
 use super::features::Features;
-use super::layout::{self, Layout, Profile};
+use super::layout::{self, FIRST_DEVICE, Layout};
 use crate::{Error, Result, Timestamp};
-use larder_format::{CsumType, Generation};
+use larder_format::items::Profile;
+use larder_format::{CsumType, DeviceId, Generation};
 
 /// Transaction that everything in a new file system belongs to.
 pub(super) const GENERATION: Generation = Generation(1);
@@ -17,11 +18,13 @@ pub struct MkfsOptions {
     /// Uuid of the file system. `None`: a random one. If it is given, the other uuids are derived
     /// from it.
     pub uuid: Option<[u8; 16]>,
-    /// Uuid of the device. `None`: it is derived from that of the file system.
+    /// Uuid of the first device. `None`: it is derived from that of the file system, as those of
+    /// the others are.
     pub device_uuid: Option<[u8; 16]>,
-    /// Use only so many bytes of the device. `None`: all of it.
+    /// Use only so many bytes of each device. `None`: all of it.
     pub bytes: Option<u64>,
-    /// Copies of metadata. `None`: two, or one with mixed groups.
+    /// Copies of metadata. `None`: two, on two devices if there are several, or one with mixed
+    /// groups.
     pub metadata: Option<Profile>,
     /// Copies of data. `None`: one, or as for metadata with mixed groups.
     pub data: Option<Profile>,
@@ -37,7 +40,7 @@ pub struct MkfsOptions {
     pub root_owner: (u32, u32),
     /// Overwrite what [`recognise`](crate::mkfs::recognise) finds instead of refusing.
     pub force: bool,
-    /// Tell the device beforehand that all of it is free.
+    /// Tell the devices beforehand that all of them is free.
     pub discard: bool,
 }
 
@@ -61,10 +64,19 @@ impl Default for MkfsOptions {
     }
 }
 
+/// A device of the new file system.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlannedDevice {
+    pub(super) id: DeviceId,
+    pub(super) uuid: [u8; 16],
+    /// Bytes that are used of it.
+    pub(super) bytes: u64,
+}
+
 /// All that is decided before the first byte is made.
 pub(super) struct Plan {
     pub(super) fsid: [u8; 16],
-    pub(super) device_uuid: [u8; 16],
+    pub(super) devices: Vec<PlannedDevice>,
     pub(super) chunk_tree_uuid: [u8; 16],
     pub(super) subvol_uuid: [u8; 16],
     pub(super) nodesize: u32,
@@ -72,20 +84,21 @@ pub(super) struct Plan {
     pub(super) features: Features,
     pub(super) metadata: Profile,
     pub(super) data: Profile,
-    pub(super) total_bytes: u64,
     pub(super) time: Timestamp,
     pub(super) root_owner: (u32, u32),
     pub(super) layout: Layout,
 }
 
 impl Plan {
-    /// Fails for options that do not go together, and for a device that is too small.
-    pub(super) fn new(size: u64, options: &MkfsOptions) -> Result<Self> {
+    /// Fails for options that do not go together, for too few devices, and for one that is too
+    /// small.
+    pub(super) fn new(sizes: &[u64], options: &MkfsOptions) -> Result<Self> {
         let features = options.features;
         features.check()?;
         let nodesize = nodesize(options)?;
-        let (metadata, data) = profiles(options)?;
-        let total_bytes = total_bytes(size, options)?;
+        let (metadata, data) = profiles(sizes.len(), options)?;
+        let sizes = sizes.iter().map(|size| used_bytes(*size, options));
+        let sizes = sizes.collect::<Result<Vec<u64>>>()?;
         let fsid = options.uuid.unwrap_or_else(|| uuid::Uuid::new_v4().into_bytes());
         if fsid == [0; 16] {
             return Err(Error::Unsupported("a file system's uuid must not be all zero".into()));
@@ -93,7 +106,7 @@ impl Plan {
         Ok(Self {
             root_owner: options.root_owner,
             fsid,
-            device_uuid: options.device_uuid.unwrap_or_else(|| derived_uuid(fsid, b"device")),
+            devices: devices(fsid, &sizes, options),
             chunk_tree_uuid: derived_uuid(fsid, b"chunk tree"),
             subvol_uuid: derived_uuid(fsid, b"top subvolume"),
             nodesize,
@@ -101,10 +114,19 @@ impl Plan {
             features,
             metadata,
             data,
-            total_bytes,
             time: options.time.unwrap_or_else(Timestamp::now),
-            layout: layout::plan(total_bytes, metadata, data, features.mixed)?,
+            layout: layout::plan(&sizes, metadata, data, features.mixed)?,
         })
+    }
+
+    /// Bytes of all devices.
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.devices.iter().map(|device| device.bytes).sum()
+    }
+
+    /// A device that the layout has.
+    pub(super) fn device(&self, id: DeviceId) -> &PlannedDevice {
+        &self.devices[usize::try_from(id.0 - FIRST_DEVICE.0).expect("one of the devices")]
     }
 }
 
@@ -117,8 +139,20 @@ pub fn derived_uuid(fsid: [u8; 16], of: &[u8]) -> [u8; 16] {
         .into_bytes()
 }
 
-/// Bytes of the device that are used.
-fn total_bytes(size: u64, options: &MkfsOptions) -> Result<u64> {
+/// The devices, in the order in which they were given.
+fn devices(fsid: [u8; 16], sizes: &[u64], options: &MkfsOptions) -> Vec<PlannedDevice> {
+    let device = |(id, bytes): (u64, &u64)| {
+        let uuid = match id {
+            1 => options.device_uuid.unwrap_or_else(|| derived_uuid(fsid, b"device")),
+            _ => derived_uuid(fsid, format!("device {id}").as_bytes()),
+        };
+        PlannedDevice { id: DeviceId(id), uuid, bytes: *bytes }
+    };
+    (FIRST_DEVICE.0..).zip(sizes).map(device).collect()
+}
+
+/// Bytes of a device that are used.
+fn used_bytes(size: u64, options: &MkfsOptions) -> Result<u64> {
     if let Some(bytes) = options.bytes.filter(|bytes| *bytes > size) {
         return Err(Error::Unsupported(format!(
             "it is smaller than requested: {size} bytes instead of {bytes}"
@@ -144,10 +178,14 @@ fn nodesize(options: &MkfsOptions) -> Result<u32> {
     Ok(nodesize)
 }
 
-/// Copies of metadata and of data.
-fn profiles(options: &MkfsOptions) -> Result<(Profile, Profile)> {
+/// Profiles of metadata and of data.
+fn profiles(devices: usize, options: &MkfsOptions) -> Result<(Profile, Profile)> {
     let features = options.features;
-    let default = if features.mixed { Profile::Single } else { Profile::Dup };
+    let default = match devices {
+        _ if features.mixed => Profile::Single,
+        0 | 1 => Profile::Dup,
+        _ => Profile::Raid1,
+    };
     let metadata =
         options.metadata.or(if features.mixed { options.data } else { None }).unwrap_or(default);
     let data = options.data.unwrap_or(if features.mixed { metadata } else { Profile::Single });

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::Timestamp;
+use larder_format::Physical;
 use larder_format::node::NodeView;
 use larder_volume::{FileDevice, OpenMode, read_all_superblocks, read_superblock};
 use std::process::Command;
@@ -145,7 +146,7 @@ fn every_node_size_and_feature_set_packs() {
                 ..MkfsOptions::default()
             };
             mkfs(&d, &options).unwrap();
-            let plan = Plan::new(109 * MIB, &options).unwrap();
+            let plan = Plan::new(&[109 * MIB], &options).unwrap();
             let image = build::build(&plan);
             // Only the root tree with 4 KiB nodes and a block-group tree needs a second level.
             let two_levels = nodesize == 4096 && features.block_group_tree;

@@ -25,12 +25,13 @@ use crate::space::free_index::Lengths;
 use crate::space::groups::{self, ClusterUser, FreeSource, Groups};
 use crate::space::preallocated::PreallocatedBlocks;
 use crate::space::reserve::{Overcommit, Reservation, Space as Accounts, global_reserve_size};
+use crate::space::stripes::Unit;
 use crate::space::{DeviceUsage, Pinned, Run, SpaceKind};
 use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, Profile};
 use larder_format::{Generation, Logical, ObjectId, Superblock};
-use larder_volume::Volume;
+use larder_volume::{MappedChunk, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -129,7 +130,8 @@ impl Allocator {
         let device = DeviceSpace::load(sb, roots, epoch, volume)?;
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
         let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
-        let rebuild = load_groups(&groups, volume, roots, epoch, nodesize)?;
+        let rebuild = load_groups(&groups, options, volume, roots, epoch, nodesize)?;
+        accounts.set_data_charge(groups.widest_row(sb.num_devices()));
         let discards =
             Discards::new(options.clone(), volume.clone(), groups.clone(), epochs.clone());
         let this = Self {
@@ -255,10 +257,12 @@ impl Allocator {
         self.chunk_in_running(txns, SpaceKind::Metadata, seen).map(drop)
     }
 
-    /// Addresses for blocks of subvolume trees.
+    /// Addresses for blocks of subvolume trees, which the commit of the running transaction `of`
+    /// writes.
     pub(crate) fn allocate_blocks(
         &self,
         txns: &impl Running,
+        of: Generation,
         count: usize,
         from: &mut Reservation,
     ) -> Result<Vec<Logical>> {
@@ -267,7 +271,7 @@ impl Allocator {
         loop {
             let seen = self.seen(SpaceKind::Metadata);
             match self.groups.allocate_blocks(
-                ClusterUser::Running,
+                (ClusterUser::Running, Unit::Transaction(of)),
                 count,
                 Generation(u64::MAX),
                 from,
@@ -296,10 +300,12 @@ impl Allocator {
     ) -> Result<Logical> {
         let mut squeezed = false;
         loop {
+            let of = txn.generation();
             let got = if system {
-                self.groups.allocate_system_block(txn.generation(), from)
+                self.groups.allocate_system_block(of, from)
             } else {
-                self.groups.allocate_block(ClusterUser::Committer, txn.generation(), from)
+                let unit = (ClusterUser::Committer, Unit::Transaction(of));
+                self.groups.allocate_block(unit, of, from)
             };
             let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
             match got {
@@ -364,10 +370,22 @@ impl Allocator {
         self.groups.give_back(run, to);
     }
 
-    /// Keeps addresses that an operation did not need for the next one, as far as there is room for
-    /// them.
-    pub(crate) fn keep_preallocated(&self, set: Vec<Logical>) {
-        self.give_addresses_back(self.preallocated.keep(set));
+    /// Addresses that operations of the transaction `of` did not need. Where there is parity, those
+    /// of another transaction lie beside blocks of that, so they are given back.
+    pub(crate) fn take_preallocated(&self, of: Generation) -> Vec<Logical> {
+        let Some((made, set)) = self.preallocated.take() else { return Vec::new() };
+        let shares_row =
+            |at: &Logical| self.groups.find(*at).is_some_and(|g| g.stripes().is_some());
+        if made == of || !set.iter().any(shares_row) {
+            return set;
+        }
+        self.give_addresses_back(set);
+        Vec::new()
+    }
+    /// Keeps addresses that an operation of `of` did not need for the next one, as far as there is
+    /// room for them.
+    pub(crate) fn keep_preallocated(&self, of: Generation, set: Vec<Logical>) {
+        self.give_addresses_back(self.preallocated.keep(of, set));
     }
     /// Gives all addresses back that operations did not need.
     pub(crate) fn give_back_preallocated(&self) {
@@ -422,8 +440,9 @@ impl Allocator {
         let copies = self.copies(SpaceKind::Data);
         let unallocated = self.device.lock().unallocated_as(self.profile(SpaceKind::Data));
         let data = self.accounts.figures(SpaceKind::Data);
-        let free =
-            data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));
+        // What is delayed is charged for the worst case.
+        let reserved = self.accounts.reserved_by_operations(SpaceKind::Data);
+        let free = data.free().saturating_sub(reserved / self.accounts.charge(SpaceKind::Data));
         (self.total_bytes / copies, free + unallocated)
     }
 }
@@ -436,6 +455,7 @@ fn profile_of(flags: BlockGroupFlags) -> Profile {
 /// free-space tree is wrong.
 fn load_groups(
     groups: &Groups,
+    options: &OpenOptions,
     volume: &Volume,
     roots: &Roots,
     epoch: &Epoch,
@@ -456,7 +476,12 @@ fn load_groups(
         if loaded.rebuild_free_space {
             rebuild.push(loaded.group.run());
         }
-        groups.add(loaded.group)?;
+        groups.add(loaded.group.with_columns(columns(options, &chunk)))?;
     }
     Ok(rebuild)
+}
+
+/// Columns of a chunk that share their parity.
+fn columns(options: &OpenOptions, chunk: &MappedChunk) -> u64 {
+    if fault!(options.tuning, RowsShared) { 1 } else { chunk.parity_columns() }
 }

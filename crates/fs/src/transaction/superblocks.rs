@@ -44,11 +44,16 @@ impl Superblocks {
         if self.withheld.contains(&device) {
             return None;
         }
+        Some(self.of_current(device))
+    }
+
+    /// The same for a device that has everything.
+    pub(crate) fn of_current(&self, device: DeviceId) -> Box<Superblock> {
         let mut superblock = self.common.clone();
         if let Some(item) = self.items.iter().find(|item| id_of(item) == device) {
             superblock.dev_item = *item;
         }
-        Some(superblock)
+        superblock
     }
 
     /// The same with a log attached.

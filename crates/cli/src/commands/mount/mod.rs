@@ -26,6 +26,7 @@
 mod first;
 mod further;
 mod mounts;
+mod scrubs;
 mod sends;
 
 use crate::attach::{self, StartLock};

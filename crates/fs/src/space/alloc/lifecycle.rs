@@ -93,10 +93,12 @@ impl Allocator {
         let (run, flags) = (new.run, new.chunk.flags);
         let in_map = mapped(run.start, &new.chunk);
         let excluded = in_map.superblock_ranges();
+        let columns = super::columns(self.discards.options(), &in_map);
         self.volume.add_chunk(in_map)?;
         device.add(run.start, new.chunk.clone());
         txn.note_group(new);
-        let group = BlockGroup::empty(run, flags, txn.generation(), &excluded);
+        let group =
+            BlockGroup::empty(run, flags, txn.generation(), &excluded).with_columns(columns);
         self.groups.add_new(group, overcommit).map(drop)
     }
 
