@@ -4,7 +4,7 @@
 use larder_check::{Kind as Finding, Severity};
 use larder_format::items::{Chunk, RootItem};
 use larder_format::node::NodeView;
-use larder_format::{CsumType, Key, KeyType, Logical, ObjectId, Superblock};
+use larder_format::{CsumType, DeviceId, Key, KeyType, Logical, ObjectId, Superblock};
 use larder_fs::{Filesystem, OpenOptions};
 use larder_simtest::oracle::{
     Aspects, DeviceSet, EngineTree, Fixture, Manifest, Need, StdTree, copy_image, manifest, need,
@@ -276,4 +276,12 @@ fn what_is_missing_is_named() {
     let text = refused(&set.without(&[1, 3]), true, false);
     let expected = "without device 1 and 3 the file system cannot be written: the chunk at";
     assert!(text.contains(expected) && text.contains("(Data, raid5)"), "{text}");
+    // The trees are on all three devices, so what is left can be read.
+    let options = OpenOptions { degraded: true, read_only: true, ..OpenOptions::default() };
+    let fs = Filesystem::open_devices(open(&set.without(&[1, 3])), options).unwrap();
+    for chunk in fs.info().lost_chunks {
+        assert_eq!((chunk.profile, chunk.devices), ("raid5", vec![DeviceId(1), DeviceId(3)]));
+    }
+    assert!(!fs.info().lost_chunks.is_empty());
+    drop(fs);
 }

@@ -3,8 +3,8 @@
 //! Every device has a superblock of its own: the file system's, with an item that says which of its
 //! devices this is. The superblock of the newest generation is the one to go by, and within a
 //! generation that of the last log: an `fsync` writes superblocks, too. A device whose superblock
-//! is older is **stale**. Either a power cut came between writing the one superblock and the other, or
-//! the device was away while the others were written. In the first case it has all data of the
+//! is older is **stale**. Either a power cut came between writing the one superblock and the other,
+//! or the device was away while the others were written. In the first case it has all data of the
 //! newest commit, in the second case it has not, and nothing tells them apart. So what a stale
 //! device has is read last, and counts only where a checksum says that it is right.
 //!

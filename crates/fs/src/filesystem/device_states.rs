@@ -7,7 +7,6 @@ use crate::error::Result;
 use crate::space::AllocatedOnDevice;
 use larder_format::DeviceId;
 use serde::Serialize;
-use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 /// How a device is.
@@ -125,9 +124,6 @@ impl Filesystem {
     /// # Errors
     /// `ReadOnly`.
     pub fn device_is_current(&self, id: DeviceId) -> Result<()> {
-        self.core.check_writable()?;
-        self.core.volume.set_current(id);
-        self.core.marks_changed.store(true, Ordering::Release);
-        self.core.touch()
+        self.core.is_current_again(id)
     }
 }

@@ -17,7 +17,6 @@ use larder_format::{DeviceId, Physical, Superblock};
 use larder_volume::superblock::{SuperCopies, read_all_superblocks, write_superblocks};
 use larder_volume::{Device, VolumeError};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Copies that are bad.
 struct Bad {
@@ -68,9 +67,7 @@ fn unmark(core: &Core, devices: &[DeviceId]) -> Result<()> {
     if devices.is_empty() {
         return Ok(());
     }
-    devices.iter().for_each(|id| core.volume.set_current(*id));
-    core.marks_changed.store(true, Ordering::Release);
-    core.touch()?;
+    devices.iter().try_for_each(|id| core.is_current_again(*id))?;
     core.commit_now()
 }
 

@@ -124,6 +124,13 @@ impl Ground {
             },
         }
     }
+    /// A device has everything again. The next commit takes its mark away.
+    pub(crate) fn is_current_again(&self, id: DeviceId) -> Result<()> {
+        self.check_writable()?;
+        self.volume.set_current(id);
+        self.marks_changed.store(true, Ordering::Release);
+        self.touch()
+    }
     /// Makes the next commit take place, also if nothing else changes.
     pub(crate) fn touch(&self) -> Result<()> {
         self.begin(1)?.txn.touch();

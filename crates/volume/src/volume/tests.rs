@@ -240,3 +240,33 @@ fn errors_name_device_and_place() {
     let s = v.stats()[0].1;
     assert_eq!((s.read_errors, s.write_errors, s.flush_errors), (1, 2, 1));
 }
+
+#[test]
+fn mirrors_have_their_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = |n: u64| -> (DeviceId, Arc<dyn Device>) {
+        let path = dir.path().join(n.to_string());
+        (DeviceId(n), Arc::new(FileDevice::create(&path, 400 * MIB).unwrap()))
+    };
+    let mut v = Volume::new(vec![device(1), device(2)]).unwrap();
+    v.spread = true;
+    let on = |n| Stripe { device: DeviceId(n), at: Physical(MIB) };
+    let stripes = smallvec![on(1), on(2)];
+    let chunk = MappedChunk { start: Logical(64 * MIB), length: 256 * MIB, kind: 0x11, stripes };
+    v.add_chunk(chunk).unwrap();
+    let reads = |v: &Volume| v.stats().iter().map(|(_, s)| s.reads).collect::<Vec<_>>();
+    // A read that goes on in the other's turn is cut there.
+    v.read(Logical(128 * MIB - 4096), &mut [0; 8192], 0).unwrap();
+    assert_eq!(reads(&v), [1, 1]);
+    for at in (64..320).step_by(64) {
+        v.read(Logical(at * MIB), &mut [0; 4096], 0).unwrap();
+    }
+    assert_eq!(reads(&v), [3, 3]);
+    // One that has failed has none.
+    v.members[0].failed.store(true, Relaxed);
+    v.uneven.store(true, Relaxed);
+    for at in (64..320).step_by(64) {
+        v.read(Logical(at * MIB), &mut [0; 4096], 0).unwrap();
+    }
+    assert_eq!(reads(&v), [3, 7]);
+}
