@@ -1,10 +1,12 @@
-//! The state of an image before it is mounted: where its pages lie, and which mkfs made it.
+//! The state of an image before it is mounted: where its pages lie, which mkfs made it, and on how
+//! many devices it lies.
 //!
-//! Both change what is measured, on all sides. Pages of the image may be in the machine's page
-//! cache (*hot*). They are read without the disk, and a write past the page cache first has to drop
-//! them. An image that was just copied or downloaded is hot; after a boot it is *cold*. The two
-//! mkfs lay out the first chunks differently. Neither state is the true one. So each is a case of
-//! its own, the same for all, and ratios are taken only within a case.
+//! All of it changes what is measured, on all sides. Pages of the image may be in the machine's
+//! page cache (*hot*). They are read without the disk, and a write past the page cache first has to
+//! drop them. An image that was just copied or downloaded is hot; after a boot it is *cold*. The
+//! two mkfs lay out the first chunks differently. Several devices ([`Spread`]) are written at the
+//! same time. No state is the true one. So each is a case of its own, the same for all, and ratios
+//! are taken only within a case.
 //!
 //! [`Pages::arrange`] brings the state about before each mount. Then it asks the kernel whether it
 //! has succeeded: a page that is in use stays when caches are dropped, and a page that was read
@@ -12,6 +14,7 @@
 
 use crate::interrupt;
 use crate::measure::drop_caches;
+use crate::spread::Spread;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -19,7 +22,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 
 /// Where the pages of the image lie when it is mounted.
@@ -49,34 +52,42 @@ pub(crate) enum Mkfs {
 pub(crate) struct Case {
     pub(crate) pages: Pages,
     pub(crate) mkfs: Mkfs,
+    #[serde(default)]
+    pub(crate) spread: Spread,
 }
 
 impl Case {
     /// Every combination of these.
-    pub(crate) fn all(pages: &[Pages], mkfs: &[Mkfs]) -> Vec<Self> {
-        mkfs.iter()
-            .flat_map(|mkfs| pages.iter().map(|pages| Self { pages: *pages, mkfs: *mkfs }))
-            .collect()
+    pub(crate) fn all(pages: &[Pages], mkfs: &[Mkfs], spread: &[Spread]) -> Vec<Self> {
+        let mut all = Vec::new();
+        for &spread in spread {
+            for &mkfs in mkfs {
+                all.extend(pages.iter().map(|&pages| Self { pages, mkfs, spread }));
+            }
+        }
+        all
     }
 }
 
 /// What differs from the default, as it stands behind a name.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.pages, self.mkfs) {
-            (Pages::Cold, Mkfs::Linux) => "",
-            (Pages::Hot, Mkfs::Linux) => " (hot)",
-            (Pages::Cold, Mkfs::Larder) => " (larder mkfs)",
-            (Pages::Hot, Mkfs::Larder) => " (hot, larder mkfs)",
-        })
+        let mut parts = Vec::new();
+        parts.extend((self.spread != Spread::One).then(|| self.spread.data()));
+        parts.extend((self.pages == Pages::Hot).then_some("hot"));
+        parts.extend((self.mkfs == Mkfs::Larder).then_some("larder mkfs"));
+        if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(", ")) }
     }
 }
 
 impl Pages {
-    /// Drops the machine's caches, then brings the pages of `image` to where they are wanted. A
+    /// Drops the machine's caches, then brings the pages of an image to where they are wanted. A
     /// file in a memory file system stays in memory.
-    pub(crate) fn arrange(self, image: &Path) -> Result<()> {
+    pub(crate) fn arrange(self, devices: &[PathBuf]) -> Result<()> {
         drop_caches()?;
+        devices.iter().try_for_each(|device| self.arrange_one(device))
+    }
+    fn arrange_one(self, image: &Path) -> Result<()> {
         if is_in_memory(image)? {
             return Ok(());
         }
@@ -154,9 +165,14 @@ mod tests {
 
     #[test]
     fn cases_are_all_combinations_and_the_default_has_no_name() {
-        let cases = Case::all(&[Pages::Cold, Pages::Hot], &[Mkfs::Linux, Mkfs::Larder]);
+        let spread = [Spread::One, Spread::Raid5];
+        let cases = Case::all(&[Pages::Cold, Pages::Hot], &[Mkfs::Linux, Mkfs::Larder], &spread);
         let names: Vec<String> = cases.iter().map(Case::to_string).collect();
-        assert_eq!(names, ["", " (hot)", " (larder mkfs)", " (hot, larder mkfs)"]);
+        assert_eq!(names[..4], ["", " (hot)", " (larder mkfs)", " (hot, larder mkfs)"]);
+        assert_eq!(
+            (names[4].as_str(), names[7].as_str()),
+            (" (raid5)", " (raid5, hot, larder mkfs)")
+        );
         assert_eq!(cases[0], Case::default());
     }
 

@@ -28,6 +28,7 @@ mod ratio;
 mod report;
 mod sharing;
 mod source;
+mod spread;
 mod target;
 mod transfer;
 mod units;
@@ -37,6 +38,7 @@ use anyhow::{Context, Result, bail};
 use case::{Case, Mkfs, Pages};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use spread::Spread;
 use std::path::PathBuf;
 use target::Target;
 use units::Mib;
@@ -158,6 +160,9 @@ pub(crate) struct Run {
     /// Which mkfs formats the image. With both, everything is done in both cases.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Mkfs::Linux])]
     pub(crate) mkfs: Vec<Mkfs>,
+    /// On how many devices, and how. With several, everything is done in each case.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Spread::One])]
+    pub(crate) spread: Vec<Spread>,
     /// Profile of the metadata.
     #[arg(long, value_enum, default_value_t = Metadata::Single)]
     pub(crate) metadata: Metadata,
@@ -290,7 +295,7 @@ fn run(run: Run) -> Result<()> {
         if round % 2 == 1 {
             order.reverse();
         }
-        for case in Case::all(&run.pages, &run.mkfs) {
+        for case in Case::all(&run.pages, &run.mkfs, &run.spread) {
             for target in &order {
                 let bench = workload::Bench {
                     run: &run,
@@ -311,7 +316,7 @@ fn run(run: Run) -> Result<()> {
 fn on_one_target(bench: &workload::Bench<'_>) -> Result<Vec<workload::Step>> {
     let (run, target) = (bench.run, bench.target);
     let mut steps = Vec::new();
-    for workload in run.workloads.iter().filter(|w| w.is_for(target)) {
+    for workload in run.workloads.iter().filter(|w| w.is_for(target, bench.case)) {
         let what = format!("{workload} on {}{}", target.name(), bench.case);
         eprintln!("round {} of {}: {what}", bench.round + 1, run.rounds);
         let done = bench.run(*workload).context(what)?;

@@ -13,6 +13,7 @@ use crate::names;
 use crate::plot::{self, Plot};
 use crate::ratio::{Ratio, Results};
 use crate::source::Archive;
+use crate::spread::Spread;
 use crate::target::Target;
 use crate::transfer;
 use crate::workload::Step;
@@ -183,8 +184,21 @@ fn setting(run: &Run, machine: &Machine, archive: Option<&Archive>) -> Result<St
 
 /// What the names of the cases mean; nothing where only the default one was run.
 fn cases(run: &Run) -> String {
-    if Case::all(&run.pages, &run.mkfs) == [Case::default()] {
-        return String::new();
+    let spread: String = run
+        .spread
+        .iter()
+        .filter(|spread| **spread != Spread::One)
+        .map(|spread| {
+            format!(
+                "{}: {} devices of an equal share of the image, metadata {}. ",
+                spread.data(),
+                spread.devices(),
+                spread.metadata().unwrap_or("as above")
+            )
+        })
+        .collect();
+    if Case::all(&run.pages, &run.mkfs, &[Spread::One]) == [Case::default()] {
+        return if spread.is_empty() { spread } else { format!("{}\n", spread.trim_end()) };
     }
     let pages = run.pages.iter().map(|pages| match pages {
         Pages::Cold => "cold (on the disk only)",
@@ -197,8 +211,8 @@ fn cases(run: &Run) -> String {
     let (pages, mkfs) =
         (pages.collect::<Vec<_>>().join(" and "), mkfs.collect::<Vec<_>>().join(" and "));
     format!(
-        "The image's pages before each mount: {pages}. It was formatted by {mkfs}. Steps without a \
-         mark are of the case cold, mkfs.btrfs.\n"
+        "{spread}The image's pages before each mount: {pages}. It was formatted by {mkfs}. Steps \
+         without a mark are of the case cold, mkfs.btrfs.\n"
     )
 }
 

@@ -14,10 +14,12 @@ use crate::case::{self, Case, Mkfs};
 use crate::daemon::{Daemon, LarderMount};
 use crate::measure::Watched;
 use crate::units::Mib;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use larder_format::Physical;
-use larder_simtest::oracle::{KernelMount, LoopDevice, LoopOptions, MemoryCgroup, btrfs_check};
+use larder_simtest::oracle::{
+    DeviceSet, KernelMount, LoopDevice, LoopOptions, MemoryCgroup, btrfs_check,
+};
 use larder_simtest::recorded::RecordedDisk;
 use larder_volume::{Device, FileDevice, OpenMode};
 use serde::{Deserialize, Serialize};
@@ -138,7 +140,8 @@ pub(crate) struct Image<'a> {
     run: &'a Run,
     target: Target,
     case: Case,
-    file: PathBuf,
+    /// A file for each device.
+    files: Vec<PathBuf>,
     /// For Larder on a loop device; the kernel's mounts have their own.
     device: Option<LoopDevice>,
     /// The file once more, with slow flushes.
@@ -178,39 +181,44 @@ impl Device for SlowFlush {
 impl<'a> Image<'a> {
     /// Makes it anew. `limited`: the programs that work on it share the memory that the run allows.
     pub(crate) fn make(run: &'a Run, target: Target, case: Case, limited: bool) -> Result<Self> {
-        let file = if target.is_slow() {
+        let first = if target.is_slow() {
             PathBuf::from(format!("/dev/shm/larder-bench-{}.img", std::process::id()))
         } else {
             run.dir.join("larder-bench.img")
         };
+        let count = case.spread.devices();
+        ensure!(
+            count == 1 || !target.is_slow() && target != Target::LarderLoop,
+            "{} is for one device",
+            target.name()
+        );
+        let files = (0..count).map(|n| match n {
+            0 => first.clone(),
+            _ => first.with_extension(format!("{n}.img")),
+        });
         let group = limited.then(|| MemoryCgroup::new(run.limit_mib.bytes())).transpose();
         let mut image = Self {
             run,
             target,
             case,
-            file,
+            files: files.collect(),
             device: None,
             slow: None,
             group: group.context("making a group with little memory")?,
             mountpoint: tempfile::tempdir()?,
         };
-        let bytes = run.image_mib().bytes();
-        fill(&image.file, run.image_mib())?;
+        let share = run.image_mib() / count as u64;
+        image.files.iter().try_for_each(|file| fill(file, share))?;
         if !target.keeps() {
             return Ok(image);
         }
         image.format()?;
-        let file = File::open(&image.file)?;
-        file.sync_all()?;
-        let found = file.metadata()?;
-        if found.len() != bytes || found.blocks().saturating_mul(512) < bytes {
-            bail!("{} is not fully allocated after mkfs", image.file.display());
-        }
+        image.files.iter().try_for_each(|file| check_allocated(file, share.bytes()))?;
         if target == Target::LarderLoop {
-            image.device = Some(LoopDevice::attach(&image.file)?);
+            image.device = Some(LoopDevice::attach(image.file())?);
         }
         if target.is_slow() {
-            let device = FileDevice::open(&image.file, OpenMode::Write)?;
+            let device = FileDevice::open(image.file(), OpenMode::Write)?;
             image.slow = Some(RecordedDisk::serve_slow(Arc::new(SlowFlush(device)))?);
         }
         Ok(image)
@@ -230,17 +238,29 @@ impl<'a> Image<'a> {
             }
         };
         // The features of a current mkfs.btrfs, since an older one has other defaults.
-        let features =
-            ["-f", "-K", "-O", "block-group-tree", "-d", "single", "-m", self.run.metadata.name()];
-        quietly(mkfs.args(features).args(["--csum", &self.run.csum]).arg(&self.file))
+        let spread = self.case.spread;
+        let metadata = spread.metadata().unwrap_or_else(|| self.run.metadata.name());
+        let features = ["-f", "-K", "-O", "block-group-tree", "-d", spread.data(), "-m", metadata];
+        mkfs.args(features).args(["--csum", &self.run.csum]);
+        // mkfs.btrfs wants block devices where there are several.
+        let devices = if self.files.len() > 1 { self.attach()? } else { Vec::new() };
+        if devices.is_empty() {
+            mkfs.arg(self.file());
+        }
+        quietly(mkfs.args(devices.iter().map(LoopDevice::path)))
+    }
+    fn attach(&self) -> Result<Vec<LoopDevice>> {
+        let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
+        self.files.iter().map(|file| LoopDevice::attach_with(file, how)).collect()
     }
     /// Drops the machine's caches, and has the image's pages where the case wants them.
     pub(crate) fn arrange(&self) -> Result<()> {
-        self.case.pages.arrange(&self.file)
+        self.case.pages.arrange(&self.files)
     }
     /// MiB of it that the page cache holds.
     pub(crate) fn cached_mib(&self) -> Result<f64> {
-        Ok(case::cached_bytes(&self.file)? as f64 / f64::from(1 << 20))
+        let bytes = self.files.iter().map(|file| case::cached_bytes(file));
+        Ok(bytes.sum::<Result<u64>>()? as f64 / f64::from(1 << 20))
     }
     /// The `larder` command.
     pub(crate) fn larder(&self) -> Result<&Path> {
@@ -255,7 +275,7 @@ impl<'a> Image<'a> {
     }
     /// What is mounted: the file, or the slow one in front of it.
     fn source(&self) -> PathBuf {
-        self.slow.as_ref().map_or_else(|| self.file.clone(), RecordedDisk::path)
+        self.slow.as_ref().map_or_else(|| self.word(), RecordedDisk::path)
     }
 
     /// Mounts it.
@@ -303,12 +323,15 @@ impl<'a> Image<'a> {
 
     /// Mounts it with the kernel's btrfs, for any target.
     pub(crate) fn mount_with_kernel(&self) -> Result<Mount> {
-        let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
-        let device = LoopDevice::attach_with(&self.source(), how)?;
-        check_direct(&device, self.target.direct())?;
+        let mut devices = match &self.slow {
+            Some(slow) => vec![LoopDevice::attach(&slow.path())?],
+            None => self.attach()?,
+        };
+        devices.iter().try_for_each(|device| check_direct(device, self.target.direct()))?;
+        let first = devices.remove(0);
         // `ssd`: a loop device counts as rotational, which btrfs pays for in each log commit.
         // `nodiscard`: it would otherwise punch holes into the file behind the device.
-        let mount = KernelMount::device(device, "ssd,noatime,nodiscard,commit=5")?;
+        let mount = KernelMount::devices(first, devices, "ssd,noatime,nodiscard,commit=5")?;
         Ok(Mount::Kernel(mount))
     }
 
@@ -316,9 +339,15 @@ impl<'a> Image<'a> {
         self.mountpoint.path().to_owned()
     }
 
-    /// The file itself.
+    /// The file of the first device.
     pub(crate) fn file(&self) -> &Path {
-        &self.file
+        &self.files[0]
+    }
+
+    /// All of its files, as a command of Larder's takes them.
+    pub(crate) fn word(&self) -> PathBuf {
+        let words: Vec<_> = self.files.iter().map(|file| file.as_os_str()).collect();
+        PathBuf::from(words.join(OsStr::new(",")))
     }
 
     /// The judge's verdict on the unmounted image.
@@ -326,7 +355,10 @@ impl<'a> Image<'a> {
         if !self.target.keeps() {
             return Ok(());
         }
-        let report = btrfs_check(&self.file, false);
+        let report = match self.files.len() {
+            1 => btrfs_check(self.file(), false),
+            _ => DeviceSet::of(self.files.clone()).check()?,
+        };
         if report.is_clean() { Ok(()) } else { bail!("btrfs check: {report}") }
     }
 }
@@ -335,7 +367,9 @@ impl Drop for Image<'_> {
     fn drop(&mut self) {
         self.device = None;
         self.slow = None;
-        let _ = fs::remove_file(&self.file);
+        for file in &self.files {
+            let _ = fs::remove_file(file);
+        }
     }
 }
 
@@ -349,6 +383,15 @@ fn fill(path: &Path, size: Mib) -> Result<()> {
         file.write_all(&zeros)?;
     }
     Ok(file.sync_all()?)
+}
+
+/// Writes a file out, and looks whether all of it has a place on the disk.
+fn check_allocated(path: &Path, bytes: u64) -> Result<()> {
+    let file = File::open(path)?;
+    file.sync_all()?;
+    let found = file.metadata()?;
+    let whole = found.len() == bytes && found.blocks().saturating_mul(512) >= bytes;
+    if whole { Ok(()) } else { bail!("{} is not fully allocated after mkfs", path.display()) }
 }
 
 /// Does the loop device use direct I/O if that is wanted? The kernel falls back silently.

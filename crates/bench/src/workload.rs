@@ -20,6 +20,7 @@ use crate::names;
 use crate::offline;
 use crate::sharing::{self, By, SNAPSHOTS};
 use crate::source::Archive;
+use crate::spread::Spread;
 use crate::target::{Image, Mount, Target};
 use crate::transfer;
 use crate::units::Mib;
@@ -72,11 +73,12 @@ impl Workload {
     pub(crate) fn needs_archive(self) -> bool {
         matches!(self, Self::Tree | Self::Sharing | Self::Send)
     }
-    /// Can it be done there? The ceiling has no extents that could be shared.
-    pub(crate) fn is_for(self, target: Target) -> bool {
+    /// Can it be done there? The ceiling has no extents that could be shared. Commands on an image
+    /// are compared on one device.
+    pub(crate) fn is_for(self, target: Target, case: Case) -> bool {
         match self {
             Self::Sharing => target.keeps(),
-            Self::Offline | Self::Send => offline::is_for(target),
+            Self::Offline | Self::Send => case.spread == Spread::One && offline::is_for(target),
             _ => true,
         }
     }

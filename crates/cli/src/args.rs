@@ -21,6 +21,11 @@ pub(crate) struct Cli {
     /// Say more (twice: even more).
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = 900)]
     pub(crate) verbose: u8,
+    /// Go on without devices that are missing, if the others have everything.
+    ///
+    /// Commands that only read do so anyway. `-o degraded` says the same to `mount`.
+    #[arg(long, global = true, display_order = 901)]
+    pub(crate) degraded: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }

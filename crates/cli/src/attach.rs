@@ -7,8 +7,9 @@
 //! state file, and starts a [mount helper](larder_fuse::helper) that will make the mount. Then it
 //! sends one message. The message says what is wanted and carries three descriptors: the mount
 //! helper's socket, the locked state file, and a socket for the answer. A message that wants a
-//! stream carries two, the daemon's end of a [conduit](crate::conduit). The daemon only receives.
-//! It opens, connects and accepts nothing, so its filter of system calls allows nothing more than
+//! stream carries two, the daemon's end of a [conduit](crate::conduit). One about a scrub carries
+//! the same two, and a file in which the daemon keeps how far the scrub is. The daemon only
+//! receives. It opens, connects and accepts nothing, so its filter of system calls allows nothing more than
 //! before.
 //!
 //! What can come in between, when a mount is wanted:
@@ -72,6 +73,33 @@ struct AnyMessage {
 enum Request {
     Mount(MountRequest),
     Send(SendRequest),
+    Scrub(ScrubRequest),
+}
+
+/// What a requester wants with a scrub.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ScrubRequest {
+    pub(crate) order: ScrubOrder,
+    /// See [`SendRequest`].
+    pub(crate) fsid: String,
+    /// See [`SendRequest`].
+    pub(crate) daemon: Option<u32>,
+}
+
+/// See [`ScrubRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ScrubOrder {
+    /// Begin. How far it is is kept in the file that comes along.
+    Start { read_only: bool, limit: u64 },
+    /// Go on from what the file has.
+    Resume { limit: Option<u64> },
+    /// Say how far it is.
+    Status,
+    /// End it.
+    Cancel,
+    /// Change the limit.
+    Limit { limit: u64 },
 }
 
 /// What a requester of a stream wants.
@@ -277,6 +305,8 @@ pub(crate) enum Received {
     },
     /// A stream is wanted.
     Send { wanted: SendRequest, outlet: Outlet },
+    /// Something is wanted with a scrub; its state goes to the outlet, and is kept in the file.
+    Scrub { wanted: ScrubRequest, kept: Option<File>, outlet: Outlet },
 }
 
 impl AttachSocket {
@@ -366,6 +396,12 @@ impl AttachSocket {
             Ok(Request::Send(wanted)) => <[OwnedFd; 2]>::try_from(fds)
                 .ok()
                 .map(|ends| Received::Send { wanted, outlet: Outlet::new(ends) }),
+            Ok(Request::Scrub(wanted)) => {
+                let ends = fds.split_off(fds.len().saturating_sub(2));
+                let kept = fds.pop().map(File::from);
+                let ends = <[OwnedFd; 2]>::try_from(ends).ok();
+                ends.map(|ends| Received::Scrub { wanted, kept, outlet: Outlet::new(ends) })
+            }
             _ => None,
         })
     }
@@ -460,6 +496,23 @@ impl Found {
     pub(crate) fn ask_to_send(&self, wanted: SendRequest) -> io::Result<Option<Inlet>> {
         let (inlet, [stream, word]) = conduit::new()?;
         let delivered = self.deliver(Request::Send(wanted), &[stream.as_fd(), word.as_fd()])?;
+        Ok(delivered.then_some(inlet))
+    }
+
+    /// Asks for something with a scrub, whose state then comes out of the inlet. `None`: the daemon
+    /// is gone.
+    ///
+    /// # Errors
+    /// What sending says.
+    pub(crate) fn ask_about_scrub(
+        &self,
+        wanted: ScrubRequest,
+        kept: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Option<Inlet>> {
+        let (inlet, [stream, word]) = conduit::new()?;
+        let fds: Vec<BorrowedFd<'_>> =
+            kept.into_iter().chain([stream.as_fd(), word.as_fd()]).collect();
+        let delivered = self.deliver(Request::Scrub(wanted), &fds)?;
         Ok(delivered.then_some(inlet))
     }
 

@@ -16,6 +16,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of memory that may hold data and nodes while a stream is written into an image.
 const STREAM_CACHE: u64 = 128 << 20;
@@ -26,6 +27,19 @@ const MAX_LINKS: u32 = 40;
 /// The hint for a command that needs more than a metadata dump has.
 pub(crate) const DUMP_ADVICE: &str = "`larder check`, `inspect`, `ls`, `map` and `restore --list` \
     read a dump; for the files, and for writing, take the image that it was made of";
+
+/// Was `--degraded` given? It holds for every image that the command opens.
+static DEGRADED: AtomicBool = AtomicBool::new(false);
+
+/// From now on images are written although devices are missing.
+pub(crate) fn allow_degraded() {
+    DEGRADED.store(true, Ordering::Relaxed);
+}
+
+/// May images be written although devices are missing?
+pub(crate) fn may_be_degraded() -> bool {
+    DEGRADED.load(Ordering::Relaxed)
+}
 
 /// What a command wants to do with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +132,7 @@ pub(crate) fn note_dump(name: &str) {
 /// Says which devices of a file system are missing, or behind the others.
 pub(crate) fn note_devices(name: &str, info: &FsInfo) {
     for missing in &info.missing_devices {
-        print::say(&format!("larder: note: {name}: {missing} is missing; reading without it"));
+        print::say(&format!("larder: note: {name}: {missing} is missing; going on without it"));
     }
     for stale in &info.stale_devices {
         print::say(&format!(
@@ -252,7 +266,7 @@ impl Image {
         let options = OpenOptions {
             read_only,
             // Reading changes nothing, and what is read is verified.
-            degraded: read_only,
+            degraded: read_only || may_be_degraded(),
             no_log_replay: read_only,
             subvol: subvolid.map_or(SubvolChoice::Default, SubvolChoice::Id),
             // One command makes one commit, when it is done.
@@ -397,9 +411,13 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
             Some(if what.contains("cannot be read") {
                 "name all devices, with commas between them (`A,B`); `larder restore` copies what \
                     those that are left still have"
+            } else if what.contains("cannot be written") {
+                "without a lost device it can still be read: mount it with -o ro,degraded, or use \
+                    `larder restore`"
             } else {
-                "name it, too (a mount takes several, other commands `A,B`), or mount with -o \
-                    ro,degraded"
+                "name it, too (a mount takes several, other commands `A,B`); if it is lost, go on \
+                    without it: mount with -o degraded (to look only: -o ro,degraded), other \
+                    commands with --degraded"
             })
         }
         Err(e) if e.to_string().contains("metadata dump") => Some(DUMP_ADVICE),

@@ -32,6 +32,7 @@ mod mounted;
 mod print;
 mod raw;
 mod receiving;
+mod scrub_on_mount;
 mod select;
 mod send_on_mount;
 mod size;
@@ -73,6 +74,9 @@ pub fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     log::start(cli.verbose);
+    if cli.degraded {
+        image::allow_degraded();
+    }
     match commands::run(cli.command, Cli::command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => failure::report(&e),

@@ -92,19 +92,19 @@ pub(crate) fn send(
 
 /// The daemon behind a path, as far as other processes know it.
 #[derive(Debug)]
-struct Served {
+pub(crate) struct Served {
     /// Number of the file system.
     device: u64,
-    fsid: String,
+    pub(crate) fsid: String,
     image: PathBuf,
     /// The user that mounted it, which is that of the daemon.
     user: u32,
     /// Its process, if it left a state file in this mount namespace.
-    daemon: Option<u32>,
+    pub(crate) daemon: Option<u32>,
 }
 
 impl Served {
-    fn behind(path: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn behind(path: &Path) -> anyhow::Result<Self> {
         let told = mounted(path, control::df)?;
         let told: serde_json::Value = serde_json::from_str(&told)?;
         let fsid = told["file_system"]["fsid"].as_str().unwrap_or_default().to_owned();
@@ -153,31 +153,38 @@ impl Served {
     }
 
     fn ask(&self, path: &Path, request: SendRequest) -> anyhow::Result<crate::conduit::Inlet> {
-        let shown = print::path(path);
-        let me = rustix::process::geteuid();
-        if me.as_raw() != self.user && !me.is_root() {
-            return Err(anyhow!(
-                "{shown}: only root and user {}, who mounted it, may send from there, because a \
-                 stream has all files",
-                self.user
-            ))
-            .could_not_run();
-        }
-        let asked = match Found::of_user(&self.image, self.user) {
-            Some(found) => found.ask_to_send(request).with_context(|| shown.clone())?,
-            None => None,
-        };
+        let found = self.found(path, "send from there, because a stream has all files")?;
+        let asked = found.map(|found| found.ask_to_send(request)).transpose();
+        let asked = asked.with_context(|| print::path(path))?.flatten();
         asked
-            .ok_or_else(|| {
-                anyhow!(
-                    "{shown}: the daemon that serves {} cannot be found",
-                    print::path(&self.image)
-                )
-            })
+            .ok_or_else(|| self.not_found(path))
             .hint(
                 "it is looked for in the directory for state of the user that mounted; unmount the \
                  image, and send from IMAGE:PATH",
             )
             .could_not_run()
+    }
+
+    /// The attach socket of the daemon, for a user that may do `what`.
+    ///
+    /// # Errors
+    /// This user may not.
+    pub(crate) fn found(&self, path: &Path, what: &str) -> anyhow::Result<Option<Found>> {
+        let me = rustix::process::geteuid();
+        if me.as_raw() != self.user && !me.is_root() {
+            return Err(anyhow!(
+                "{}: only root and user {}, who mounted it, may {what}",
+                print::path(path),
+                self.user
+            ))
+            .could_not_run();
+        }
+        Ok(Found::of_user(&self.image, self.user))
+    }
+
+    /// What to say where the daemon has no socket.
+    pub(crate) fn not_found(&self, path: &Path) -> anyhow::Error {
+        let image = print::path(&self.image);
+        anyhow!("{}: the daemon that serves {image} cannot be found", print::path(path))
     }
 }

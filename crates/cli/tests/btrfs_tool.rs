@@ -546,7 +546,6 @@ fn what_it_does_not_do_is_refused_by_name() {
     }
     for (line, says) in [
         ("balance start --full-balance .", "no balance"),
-        ("scrub start -B .", "larder check --data"),
         ("filesystem resize -10M .", "resizes nothing"),
         ("filesystem defragment -r .", "larder map"),
         ("device add /dev/none .", "one device"),

@@ -67,6 +67,7 @@ mod filesystem;
 mod inode;
 mod log;
 pub mod mkfs;
+mod scrub;
 mod space;
 mod subvolume;
 mod transaction;
@@ -89,6 +90,10 @@ pub use engine::fsyncs::LogStats;
 pub use engine::reclaims::ReclaimStats;
 pub use error::{Error, Result};
 pub use filesystem::{Filesystem, MemoryStats, MemoryUse, Stats};
+pub use scrub::{
+    Damage, ScrubControl, ScrubCounts, ScrubDamage, ScrubFile, ScrubOptions, ScrubState,
+    ScrubStatus,
+};
 pub use space::{KindUsage, SpaceUsage, TrimRange, Trimmed};
 pub use subvolume::SubvolInfo;
 pub use transaction::Received;

@@ -20,6 +20,7 @@
 //!   measured;
 //! - [`faults`]: the same on a device that fails; [`disks`]: on several disks, of which some are
 //!   lost, old or damaged;
+//! - [`rows`]: power cuts of several devices, of which some are then lost, where there is parity;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
 //! - [`lineage`]: random histories of a subvolume, told by snapshots, for streams;
@@ -45,6 +46,7 @@ pub mod model;
 pub mod ops;
 pub mod oracle;
 pub mod recorded;
+pub mod rows;
 pub mod runner;
 pub mod scenarios;
 pub mod sharing;

@@ -35,6 +35,8 @@ pub use device::Device;
 pub use dump::unflattened;
 pub use error::{VolumeError, VolumeResult};
 pub use file::{Caching, FileDevice, OpenMode};
-pub use map::{ChunkMap, Located, MappedChunk, Stripe, Stripes};
+pub use map::{
+    ChunkMap, FullStripe, Located, MappedChunk, Place, Strip, StripRow, Stripe, Stripes,
+};
 pub use superblock::{SuperCopies, SuperCopy, read_all_superblocks, read_superblock};
 pub use volume::{Copies, DeviceStats, Volume};

@@ -14,8 +14,10 @@
 //! few words that it found. It allocates nothing for up to two mirrors.
 
 mod layout;
+mod strip;
 
 pub(crate) use layout::Way;
+pub use strip::{Place, Strip, StripRow};
 
 use crate::error::{VolumeError, VolumeResult};
 use crate::parity::{By, Element};
@@ -85,6 +87,13 @@ impl MappedChunk {
 
     fn layout(&self) -> Layout {
         Layout::new(self.profile(), self.stripes.len(), self.length)
+    }
+
+    /// Elements of data that share their parity; 1 where nothing does.
+    #[must_use]
+    pub fn parity_columns(&self) -> u64 {
+        let layout = self.layout();
+        if layout.has_parity() { layout.columns() as u64 } else { 1 }
     }
 
     /// Bytes that each stripe takes on its device.
@@ -181,6 +190,37 @@ pub struct Located {
     pub ways: usize,
 }
 
+impl Located {
+    /// Is there parity for it?
+    pub(crate) fn has_parity(&self) -> bool {
+        self.ways > self.stripes.len()
+    }
+}
+
+/// A full stripe of a chunk with parity: elements of different data, and what they have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FullStripe {
+    /// Its first address.
+    pub start: Logical,
+    /// Elements of data, which lie behind each other from there on. Each has
+    /// [`larder_format::STRIPE_LEN`] bytes.
+    pub columns: u64,
+}
+
+impl FullStripe {
+    /// Bytes of data.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.columns * larder_format::STRIPE_LEN
+    }
+    /// First address behind it.
+    #[must_use]
+    pub fn end(&self) -> Logical {
+        self.start.plus(self.len())
+    }
+}
+
 /// The row of an address in a chunk with parity: a place in each element, all equally far from its
 /// beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,6 +243,11 @@ impl Row {
             Element::P => self.parity[0],
             Element::Q => self.parity[1],
         }
+    }
+
+    /// All elements.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = &Stripe> {
+        self.columns.iter().chain(&self.parity)
     }
 
     /// What its way reads.
@@ -336,6 +381,17 @@ impl ChunkMap {
             column: spot.column,
             way: layout.way(way, spot.column),
         })
+    }
+
+    /// The full stripe that `at` lies in. `None` where there is no parity.
+    #[must_use]
+    pub fn full_stripe(&self, at: Logical) -> Option<FullStripe> {
+        let inner = self.inner.read();
+        let Placed { chunk, layout } = inner.find(at).filter(|p| p.layout.has_parity())?;
+        let columns = layout.columns() as u64;
+        let len = columns * larder_format::STRIPE_LEN;
+        let start = chunk.start.plus((at.0 - chunk.start.0) / len * len);
+        Some(FullStripe { start, columns })
     }
 
     /// The places of the row of `at` in a chunk with parity: its columns, and P, or P and Q.

@@ -32,14 +32,14 @@ pub enum By {
 }
 
 /// Twice each byte.
-fn double(bytes: &mut [u8]) {
+pub(crate) fn double(bytes: &mut [u8]) {
     for b in bytes {
         *b = (*b << 1) ^ ((*b >> 7) * 0x1d);
     }
 }
 
 /// Adds the bytes of `other`.
-fn add(bytes: &mut [u8], other: &[u8]) {
+pub(crate) fn add(bytes: &mut [u8], other: &[u8]) {
     for (b, o) in bytes.iter_mut().zip(other) {
         *b ^= o;
     }

@@ -5,9 +5,11 @@
 //! the bad one. A copy is a way to read: with parity the copies behind the first are what the rest
 //! of the row says (`parity`), so those layers need not know of it.
 //!
-//! Reading knows all profiles. Writing (`write`) knows those without parity so far; what opens a
+//! Writing (`write`) goes to all copies; `rows` makes the parity of what is written. What opens a
 //! volume to write asks [`Volume::may_be_written`] first.
 
+mod places;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -15,10 +17,11 @@ mod write;
 use crate::assembly::Assembly;
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
-use crate::map::{ChunkMap, Located, MappedChunk, Stripe, Way};
+use crate::map::{ChunkMap, Located, MappedChunk, Row, Stripe, Way};
 use crate::parity;
 use larder_format::items::chunk::parse_sys_array;
-use larder_format::{DeviceId, Logical, Physical};
+use larder_format::{DeviceId, Logical, Physical, STRIPE_LEN};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,6 +88,8 @@ pub struct Volume {
     degraded: bool,
     /// Not all copies are worth the same.
     uneven: AtomicBool,
+    /// Held while rows are written that hold something else, see `rows`.
+    rows_in_use: Mutex<()>,
     /// Bytes whose writing has completed, on all devices, and how many of those had when the last
     /// flush began that succeeded.
     completed: AtomicU64,
@@ -122,6 +127,7 @@ impl Volume {
             map: ChunkMap::new(),
             degraded: false,
             uneven: AtomicBool::new(false),
+            rows_in_use: Mutex::new(()),
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
@@ -222,18 +228,16 @@ impl Volume {
         self.members.iter().any(|m| m.device.is_read_only())
     }
 
-    /// Refuses by name what can be read, but not yet written: chunks with parity, and file systems
-    /// of which devices are missing or were away. For callers that are going to write, when all
-    /// chunks have been added. `count`: devices that the file system has.
+    /// Refuses by name what can be read, but not written: chunks that miss more devices than their
+    /// profile may lose, and file systems of which devices were away. For callers that are going to
+    /// write, when all chunks have been added.
     ///
     /// # Errors
-    /// [`VolumeError::Unsupported`].
-    pub fn may_be_written(&self, count: u64) -> VolumeResult<()> {
+    /// [`VolumeError::Missing`] and [`VolumeError::Unsupported`].
+    pub fn may_be_written(&self) -> VolumeResult<()> {
         let unsupported = |device: String, what| Err(VolumeError::Unsupported { device, what });
-        let missing = count.saturating_sub(self.members.len() as u64);
-        if missing > 0 {
-            let what = format!("{missing} of its {count} devices are missing: it can only be read");
-            return unsupported("file system".into(), what);
+        if let Some(chunk) = self.map.chunks().iter().find(|c| self.misses_too_much(c)) {
+            return Err(self.cannot_be_written(chunk));
         }
         // A power cut between two superblocks leaves one commit between devices.
         if let Some(away) = self.members.iter().find(|m| m.behind > 1) {
@@ -244,15 +248,49 @@ impl Volume {
             );
             return unsupported(away.device.name(), what);
         }
-        let has_parity = |c: &MappedChunk| c.profile().parity() > 0;
-        match self.map.chunks().into_iter().find(has_parity) {
-            None => Ok(()),
-            Some(chunk) => {
-                let (at, profile) = (chunk.start, chunk.profile().name());
-                let what = format!("the chunk at {at} is {profile}, which can only be read so far");
-                unsupported(self.members[0].device.name(), what)
-            }
-        }
+        Ok(())
+    }
+
+    /// Stripes of a chunk that lie on devices that are not there.
+    fn missing_stripes<'c>(&self, chunk: &'c MappedChunk) -> impl Iterator<Item = &'c Stripe> {
+        chunk.stripes.iter().filter(|s| self.member(s.device).is_none())
+    }
+
+    /// Linux's rule. It counts devices, so it refuses a RAID10 of which two halves are missing even
+    /// where they are of different pairs.
+    fn misses_too_much(&self, chunk: &MappedChunk) -> bool {
+        self.missing_stripes(chunk).count() > usize::from(chunk.profile().tolerated_losses())
+    }
+
+    fn cannot_be_written(&self, chunk: &MappedChunk) -> VolumeError {
+        let mut missing: Vec<u64> = self.missing_stripes(chunk).map(|s| s.device.0).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let missing: Vec<String> = missing.iter().map(u64::to_string).collect();
+        let (profile, kind) = (chunk.profile(), chunk.flags().type_name());
+        let what = format!(
+            "without device {} the file system cannot be written: the chunk at {} ({kind}, {}) has \
+                stripes there, and {} may lose {} of its {} stripes",
+            missing.join(" and "),
+            chunk.start,
+            profile.name(),
+            profile.name(),
+            profile.tolerated_losses(),
+            chunk.stripes.len(),
+        );
+        VolumeError::Missing { device: self.members[0].device.name(), what }
+    }
+
+    /// So many devices take writes.
+    #[must_use]
+    pub fn devices_for_chunks(&self) -> usize {
+        self.members.iter().filter(|m| !m.has_failed()).count()
+    }
+
+    /// Is the device there, and has it not failed? Only then is anything new put on it.
+    #[must_use]
+    pub fn takes_writes(&self, id: DeviceId) -> bool {
+        self.member(id).is_some_and(|m| !m.has_failed())
     }
 
     /// Devices that have failed and are not written any more.
@@ -428,7 +466,8 @@ impl Volume {
         })
     }
 
-    /// Writes `data` over one copy, to repair it from another.
+    /// Writes `data` over one copy, to repair it from another. Parity is left as it is: it is not
+    /// of this copy that is bad, and what another device has of the row may be bad as well.
     ///
     /// # Errors
     /// As [`Volume::read_block`]: the range must lie within one chunk, which must have that copy.
@@ -436,6 +475,8 @@ impl Volume {
         let len = data.len() as u64;
         let found = self.map.lookup(at, len)?;
         match found.stripes.get(self.way_of(at, &found, copy)) {
+            // What is not there needs no repair, and gets none.
+            Some(stripe) if !self.takes_writes(stripe.device) => Ok(()),
             Some(stripe) if found.len == len => self.write_stripe(*stripe, data),
             _ => Err(VolumeError::Unmapped { at, len }),
         }
@@ -467,8 +508,10 @@ impl Volume {
     }
 
     /// Tells the devices that a range holds nothing of value any more, in any copy. Superblock
-    /// copies inside it are left alone: they lie in chunks without belonging to them. Returns the
-    /// bytes of all copies.
+    /// copies inside it are left alone: they lie in chunks without belonging to them. With parity,
+    /// only full stripes are discarded that lie in the range as a whole: the rest has a part in the
+    /// parity of others. Devices that are missing or have failed are not told. Returns the bytes of
+    /// all other copies.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`] when part of the range is in no chunk, or what a device says;
@@ -477,21 +520,33 @@ impl Volume {
         let (mut at, mut len, mut done) = (at, len, 0);
         while len > 0 {
             let found = self.map.lookup(at, len)?;
-            without_parity(&found, at)?;
-            for stripe in found.stripes {
-                done += self.discard_on(stripe.device, stripe.at, found.len)?;
-            }
-            (at, len) = (at.plus(found.len), len - found.len);
+            let passed = match self.map.full_stripe(at) {
+                None => {
+                    for stripe in &found.stripes {
+                        done += self.discard_on(stripe.device, stripe.at, found.len)?;
+                    }
+                    found.len
+                }
+                Some(all) if all.start == at && all.len() <= len => {
+                    for stripe in self.map.row(at, 0).iter().flat_map(Row::elements) {
+                        done += self.discard_on(stripe.device, stripe.at, STRIPE_LEN)?;
+                    }
+                    all.len()
+                }
+                Some(all) => len.min(all.end().0 - at.0),
+            };
+            (at, len) = (at.plus(passed), len - passed);
         }
         Ok(done)
     }
 
-    /// The same for a range of one device, which no chunk needs to cover. Returns the bytes.
+    /// The same for a range of one device, which no chunk needs to cover. Returns the bytes: none
+    /// where the device is missing or has failed.
     ///
     /// # Errors
-    /// What the device says, or that it is missing.
+    /// What the device says.
     pub fn discard_on(&self, device: DeviceId, at: Physical, len: u64) -> VolumeResult<u64> {
-        let member = self.member_of(Stripe { device, at })?;
+        let Some(member) = self.member(device).filter(|m| !m.has_failed()) else { return Ok(0) };
         let mut done = 0;
         for part in outside_superblocks(at..at.plus(len)) {
             let (at, len) = (part.start, part.end.0 - part.start.0);
@@ -580,15 +635,6 @@ fn missing(stripe: Stripe, len: u64) -> VolumeError {
     let source = std::io::Error::new(std::io::ErrorKind::NotFound, "the device is missing");
     let device = format!("device {}", stripe.device);
     VolumeError::Io { device, op: "read", at: stripe.at, len, source }
-}
-
-/// A write that leaves the parity of its row as it was would cost the row's other bytes later.
-fn without_parity(found: &Located, at: Logical) -> VolumeResult<()> {
-    if found.ways == found.stripes.len() {
-        return Ok(());
-    }
-    let what = format!("what lies at {at} has parity, and can only be read so far");
-    Err(VolumeError::Unsupported { device: "file system".into(), what })
 }
 
 /// A length that was cut to that of a slice.

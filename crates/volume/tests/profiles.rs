@@ -5,6 +5,7 @@ use larder_format::items::{BlockGroupFlags, Profile};
 use larder_format::{DeviceId, Generation, Logical, Physical, Superblock};
 use larder_volume::parity::{p_of, q_of};
 use larder_volume::{Assembly, Device, Found, MappedChunk, Stripe, Volume};
+use proptest::prelude::*;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -155,6 +156,17 @@ impl Case {
         volume.read(START, &mut back, 0).is_ok() && back == self.data
     }
 
+    /// Does each device hold its part of the data, and the parity that belongs to it?
+    fn devices_hold_what_they_should(&self) {
+        for (n, device) in self.devices.iter().enumerate() {
+            let bytes = device.bytes.lock().unwrap();
+            for row in 0..(bytes.len() - PLACE as usize) / K64 {
+                let part = &bytes[PLACE as usize + row * K64..][..K64];
+                assert!(part == self.stored(row, n), "{} {n} {row}", self.profile.name());
+            }
+        }
+    }
+
     fn lose(&self, which: &[usize]) {
         for (n, device) in self.devices.iter().enumerate() {
             device.fails.store(which.contains(&n), Ordering::Relaxed);
@@ -261,15 +273,9 @@ fn write_anew(case: &mut Case) -> Result<(), larder_volume::VolumeError> {
 
 #[test]
 fn every_device_gets_its_part() {
-    for mut case in cases().filter(|case| case.profile.parity() == 0) {
+    for mut case in cases() {
         write_anew(&mut case).unwrap();
-        for (n, device) in case.devices.iter().enumerate() {
-            let mut back = vec![0; K64];
-            for row in 0..2 {
-                device.read_at(Physical(PLACE + (row * K64) as u64), &mut back).unwrap();
-                assert!(back == case.stored(row, n), "{} {n} {row}", case.profile.name());
-            }
-        }
+        case.devices_hold_what_they_should();
         case.volume.flush().unwrap();
         assert_eq!(case.volume.failed(), []);
     }
@@ -277,7 +283,7 @@ fn every_device_gets_its_part() {
 
 #[test]
 fn writing_goes_on_without_as_many_devices_as_tolerated() {
-    let written = || cases().filter(|c| c.profile.parity() == 0 && c.profile != Profile::Dup);
+    let written = || cases().filter(|c| c.profile != Profile::Dup);
     for stripes in 1..=4 {
         for lost in sets(stripes) {
             for mut case in written().filter(|c| c.devices.len() == stripes) {
@@ -316,17 +322,112 @@ fn writing_goes_on_without_as_many_devices_as_tolerated() {
 }
 
 #[test]
-fn what_has_parity_is_not_written() {
-    let case = Case::new(Profile::Raid5, 3, 1);
-    let (data, slices) = ([0; 4096], [io::IoSlice::new(&[0; 4096])]);
-    assert!(case.volume.write(START, &data).is_err());
-    assert!(case.volume.write_vectored(START, &slices).is_err());
-    assert!(case.volume.write_batch(&[(START, &slices)])[0].is_err());
-    assert!(case.volume.discard(START, 4096).is_err());
-    assert!(case.is_readable());
-    let refused = case.volume.may_be_written(3).unwrap_err();
-    assert!(refused.to_string().contains("raid5, which can only be read"), "{refused}");
-    Case::new(Profile::Raid0, 1, 1).volume.may_be_written(1).unwrap();
-    let refused = Case::new(Profile::Raid1, 2, 1).volume.may_be_written(3).unwrap_err();
-    assert!(refused.to_string().contains("1 of its 3 devices are missing"), "{refused}");
+fn what_is_written_without_devices_is_what_the_profile_may_lose() {
+    for case in cases() {
+        let (profile, n) = (case.profile, case.devices.len());
+        case.volume.may_be_written().unwrap();
+        for lost in sets(n).filter(|lost| lost.len() < n) {
+            let result = case.degraded(&lost, &[]).may_be_written();
+            let tolerated = lost.len() <= usize::from(profile.tolerated_losses());
+            assert_eq!(result.is_ok(), tolerated, "{profile:?} without {lost:?}");
+            if let Err(refused) = result {
+                let said = refused.to_string();
+                let named = format!("without device {}", lost[0] + 1);
+                assert!(said.contains(&named) && said.contains(profile.name()), "{said}");
+            }
+        }
+    }
+}
+
+/// Profiles with parity, with up to six stripes, and which of these are lost.
+fn with_parity() -> impl Strategy<Value = (Profile, usize, Vec<usize>)> {
+    prop::sample::select(vec![Profile::Raid5, Profile::Raid6])
+        .prop_flat_map(|p| (Just(p), usize::from(p.min_devices())..7))
+        .prop_flat_map(|(p, n)| {
+            let lost = prop::collection::btree_set(0..n, 0..=usize::from(p.tolerated_losses()));
+            (Just(p), Just(n), lost.prop_map(|lost| lost.into_iter().collect()))
+        })
+}
+
+/// Writes of a batch, in sectors. They do not touch each other.
+fn batches() -> impl Strategy<Value = Vec<(usize, usize)>> {
+    prop::collection::vec((1usize..20, 1usize..60), 1..8).prop_map(|gaps| {
+        let mut at = 0;
+        let place = |(gap, len)| {
+            let from = at + gap;
+            at = from + len;
+            (from, len)
+        };
+        gaps.into_iter().map(place).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever is written, the parity is that of what the devices hold, and nothing else in the
+    /// rows has changed, or all of it is zero. The same without devices that fail meanwhile.
+    #[test]
+    fn parity_belongs_to_what_is_written(
+        (profile, stripes, lost) in with_parity(),
+        writes in batches(),
+        fresh: bool,
+    ) {
+        let mut case = Case::new(profile, stripes, 6);
+        let columns = usize::from(profile.data_stripes(stripes as u16));
+        let end = case.data.len() / 4096;
+        let writes: Vec<(usize, usize)> =
+            writes.into_iter().filter(|(at, len)| at + len <= end).collect();
+        if fresh {
+            // The rows: a sector of each element of a full stripe.
+            for sector in writes.iter().flat_map(|(at, len)| *at..at + len) {
+                for column in 0..columns {
+                    let element = sector / 16 / columns * columns + column;
+                    case.data[(element * 16 + sector % 16) * 4096..][..4096].fill(0);
+                }
+            }
+        }
+        for (n, (at, len)) in writes.iter().enumerate() {
+            fastrand::Rng::with_seed(n as u64).fill(&mut case.data[at * 4096..(at + len) * 4096]);
+        }
+        let slices: Vec<Vec<io::IoSlice<'_>>> = writes
+            .iter()
+            .map(|(at, len)| case.data[at * 4096..(at + len) * 4096].chunks(12288))
+            .map(|chunks| chunks.map(io::IoSlice::new).collect())
+            .collect();
+        let batch: Vec<(Logical, &[io::IoSlice<'_>])> = writes
+            .iter()
+            .zip(&slices)
+            .map(|((at, _), slices)| (START.plus(*at as u64 * 4096), &slices[..]))
+            .collect();
+        case.lose(&lost);
+        let done = if fresh {
+            let reads = |v: &Volume| v.stats().iter().map(|(_, s)| s.reads).sum::<u64>();
+            let done = case.volume.write_fresh(&batch);
+            prop_assert_eq!(reads(&case.volume), 0);
+            done
+        } else {
+            case.volume.write_batch(&batch)
+        };
+        prop_assert!(done.iter().all(Result::is_ok), "{:?}", done);
+        case.lose(&[]);
+        if lost.is_empty() {
+            case.devices_hold_what_they_should();
+        }
+        prop_assert!(case.first_copies_are_right(&case.volume));
+    }
+}
+
+/// Of a row that holds something, nothing is discarded.
+#[test]
+fn what_has_a_part_in_parity_is_not_discarded() {
+    for case in cases().filter(|case| case.profile.parity() > 0) {
+        let stripes = case.devices.len() as u64;
+        let columns = u64::from(case.profile.data_stripes(case.devices.len() as u16));
+        let stripe = columns * K64 as u64;
+        let discard = |at: u64, len: u64| case.volume.discard(START.plus(at), len).unwrap();
+        assert_eq!(discard(4096, 2 * stripe - 8192), 0);
+        assert_eq!(discard(4096, 3 * stripe - 4096), 2 * stripes * K64 as u64);
+        assert_eq!(discard(stripe, stripe), stripes * K64 as u64);
+    }
 }

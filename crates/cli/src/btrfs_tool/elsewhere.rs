@@ -4,7 +4,7 @@ use super::{Done, Failed};
 use std::ffi::OsString;
 
 /// Commands of btrfs-progs, and what to do. One that Larder learns leaves this list.
-const INSTEAD: [(&str, &str); 32] = [
+const INSTEAD: [(&str, &str); 29] = [
     ("balance start", "Larder has no balance; mounted by Linux, the image has one"),
     ("device add", ONE_DEVICE),
     ("device delete", ONE_DEVICE),
@@ -30,9 +30,6 @@ const INSTEAD: [(&str, &str); 32] = [
     ("rescue clear-space-cache", "Larder does this itself when it mounts the image"),
     ("rescue clear-uuid-tree", RESTORE),
     ("restore", "see `larder restore`"),
-    ("scrub start", "see `larder check --data IMAGE`, when it is not mounted"),
-    ("scrub resume", "see `larder check --data IMAGE`, when it is not mounted"),
-    ("scrub limit", "Larder has no scrub to limit"),
     ("check --repair", "Larder repairs nothing in place: see `larder restore`"),
     ("check", "see `larder check --help` for what it does, and `larder restore`"),
     ("subvolume list -d", "`larder stats` says how many subvolumes are being deleted"),

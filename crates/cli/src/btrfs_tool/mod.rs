@@ -22,6 +22,7 @@ mod mounted;
 mod options;
 mod property;
 mod receive;
+mod scrub;
 mod send;
 mod status;
 mod subvolume;
@@ -157,7 +158,7 @@ fn done(group: Group, global: Global) -> Done {
         Group::Property(what) => property::run(what),
         Group::InspectInternal(what) => inspect::run(what),
         Group::Balance(what) => status::balance(what),
-        Group::Scrub(what) => status::scrub(what),
+        Group::Scrub(what) => scrub::run(what, global),
         Group::Replace(what) => status::replace(what),
         Group::Qgroup(what) => status::qgroup(what),
         Group::Check(options) => check::check(&options),

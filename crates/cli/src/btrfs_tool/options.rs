@@ -5,7 +5,8 @@
 
 use super::elsewhere::Anything;
 use super::{
-    Failed, Global, check, device, filesystem, inspect, property, receive, send, status, subvolume,
+    Failed, Global, check, device, filesystem, inspect, property, receive, scrub, send, status,
+    subvolume,
 };
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -91,9 +92,9 @@ pub(super) enum Group {
     Rescue(check::Rescue),
     /// See `larder restore`
     Restore(Anything),
-    /// Ask for a scrub that runs (there is none)
+    /// Verify and repair everything that is stored
     #[command(subcommand)]
-    Scrub(status::Scrub),
+    Scrub(scrub::What),
     /// Send snapshots
     Send(send::Options),
     /// Make, delete, list subvolumes

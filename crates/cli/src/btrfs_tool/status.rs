@@ -1,11 +1,10 @@
-//! Balance, scrub, replacement, quota groups: Larder has none of these, so none ever runs.
+//! Balance, replacement, quota groups: Larder has none of these, so none ever runs.
 //!
 //! Programs ask for the status before they do something. They get the answer of a file system where
 //! nothing was ever started, which is true. To start one is refused ([`super::elsewhere`]).
 
 use super::elsewhere::Anything;
-use super::mounted::{Mounted, must_be_larder};
-use super::units::{LongUnits, Units};
+use super::mounted::must_be_larder;
 use super::{Done, Failed, elsewhere};
 use crate::print;
 use std::path::{Path, PathBuf};
@@ -27,33 +26,6 @@ pub(crate) enum Balance {
         verbose: bool,
         path: PathBuf,
     },
-}
-
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum Scrub {
-    /// See `larder check --data`
-    Start(Anything),
-    /// Nothing runs
-    Cancel { path: PathBuf },
-    /// See `larder check --data`
-    Resume(Anything),
-    /// Say that none ran
-    Status(ScrubStatus),
-    /// Not supported
-    Limit(Anything),
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct ScrubStatus {
-    /// Accepted: there is one device
-    #[arg(short = 'd')]
-    per_device: bool,
-    /// Accepted: there are no counters
-    #[arg(short = 'R')]
-    counters: bool,
-    #[command(flatten)]
-    units: LongUnits,
-    path: PathBuf,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -120,32 +92,6 @@ pub(super) fn balance(what: Balance) -> Done {
         Balance::Status { path, .. } => {
             must_be_larder(&path)?;
             Ok(print::line(&format!("No balance found on '{}'", path.display()))?)
-        }
-    }
-}
-
-pub(super) fn scrub(what: Scrub) -> Done {
-    match what {
-        Scrub::Start(_) => elsewhere::refuse("scrub start"),
-        Scrub::Resume(_) => elsewhere::refuse("scrub resume"),
-        Scrub::Limit(_) => elsewhere::refuse("scrub limit"),
-        Scrub::Cancel { path } => nothing_runs(&path, "scrub cancel failed on {}: ", "not running"),
-        Scrub::Status(options) => {
-            let mounted = Mounted::at(&options.path)?;
-            let units = Units::from(options.units);
-            let used = mounted.spaces().iter().map(|s| s.used * s.copies).sum();
-            for (name, value) in [
-                ("UUID:", mounted.fsid().to_owned()),
-                ("\tno stats available", String::new()),
-                ("Total to scrub:", units.text(used)),
-                ("Rate:", format!("{}/s", units.text(0))),
-                ("Error summary:", "no errors found".to_owned()),
-            ] {
-                let line =
-                    if value.is_empty() { name.to_owned() } else { format!("{name:<18}{value}") };
-                print::line(&line)?;
-            }
-            Ok(())
         }
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct Units {
 }
 
 /// The same for commands whose letters mean something else.
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(super) struct LongUnits {
     /// Numbers in bytes
     #[arg(long)]

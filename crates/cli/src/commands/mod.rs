@@ -26,6 +26,7 @@ mod reflink;
 mod rescue;
 mod restore;
 mod rm;
+mod scrub;
 mod send;
 mod stats;
 mod subvolume;
@@ -60,6 +61,7 @@ pub(crate) enum Command {
     Trim(trim::Args),
     Inspect(inspect::Args),
     Check(check::Args),
+    Scrub(scrub::Args),
     Map(map::Args),
     Restore(restore::Args),
     Rescue(rescue::Args),
@@ -100,6 +102,7 @@ pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Res
         Command::Trim(a) => trim::run(&a),
         Command::Inspect(a) => inspect::run(&a),
         Command::Check(a) => check::run(&a),
+        Command::Scrub(a) => scrub::run(&a),
         Command::Map(a) => map::run(&a),
         Command::Receive(a) => receive::run(&a),
         Command::Reflink(a) => reflink::run(&a),

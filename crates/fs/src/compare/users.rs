@@ -89,7 +89,7 @@ impl Frozen {
 }
 
 /// The users of an extent in a leaf.
-fn users_in(leaf: &Arc<Node>, at: Logical, limit: usize, users: &mut Vec<ExtentUser>) {
+pub(crate) fn users_in(leaf: &Arc<Node>, at: Logical, limit: usize, users: &mut Vec<ExtentUser>) {
     if leaf.level() > 0 {
         return;
     }

@@ -75,6 +75,8 @@ pub(crate) struct Core {
     /// The default subvolume, if it has been set.
     pub(crate) new_default: Mutex<Option<TreeId>, lock::DefaultSubvol>,
     pub(crate) fronts: Fronts,
+    /// Held, shared, while data is written over.
+    pub(crate) in_place: RwLock<(), lock::InPlace>,
 }
 
 impl Core {
@@ -96,6 +98,7 @@ impl Core {
             drops: Drops::default(),
             new_default: Mutex::default(),
             fronts: Fronts::default(),
+            in_place: RwLock::default(),
         }
     }
 }

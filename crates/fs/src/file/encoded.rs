@@ -121,7 +121,7 @@ fn store(core: &Core, data: &EncodedData<'_>) -> Result<Option<Run>> {
     core.compression.forget(run);
     let padding = vec![0; index(len) - data.data.len()];
     let slices = [IoSlice::new(data.data), IoSlice::new(&padding)];
-    for result in core.volume.write_batch(&[(run.start, &slices[..])]) {
+    for result in core.write_fresh(&[(run.start, &slices[..])]) {
         if let Err(e) = result {
             core.space.give_back(run, None);
             return Err(e.into());

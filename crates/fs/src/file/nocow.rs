@@ -6,7 +6,8 @@
 //!
 //! An extent may be written in place when nothing else can see it: no other reference, no snapshot
 //! that is younger than it, and nothing else that had it in the last commit or since. There must be
-//! no checksums for its place, and its block group must not be read-only. The check and the write
+//! no checksums for its place, and its block group must not be read-only or have parity: a row is
+//! never written while anything lies in it. The check and the write
 //! happen under one transaction handle and the file's extent lock. A snapshot waits for handles,
 //! and a clone takes the extent lock of its source. So each of them comes before the check, or
 //! after the write.
@@ -57,7 +58,9 @@ fn is_ours(core: &Core, inode: &Inode, start: u64, r: &ExtentRecord) -> Result<b
     // In a damaged image the extent may lie in a block group of another kind.
     let holds =
         |g: &BlockGroup| g.run().contains(whole) && g.flags().contains(BlockGroupFlags::DATA);
-    if core.space.groups.find(r.disk_bytenr).is_none_or(|g| !holds(&g) || g.usage().read_only) {
+    let groups = &core.space.groups;
+    let refuses = |g: &BlockGroup| !holds(g) || g.stripes().is_some() || g.usage().read_only;
+    if groups.find(r.disk_bytenr).is_none_or(|g| refuses(&g)) {
         return Ok(false);
     }
     if fault!(core.options.tuning, InPlaceShared) {
@@ -264,6 +267,7 @@ fn write_run(
     let slices = item.slices(sectors.start - begin..sectors.end - begin);
     let io: Vec<IoSlice<'_>> = slices.iter().map(|s| IoSlice::new(s)).collect();
     let write = || {
+        let _in_place = core.in_place.read();
         core.volume.write_vectored(run.start, &io).map_err(|e| {
             tracing::warn!("data could not be written: {e}");
             Error::DataLost

@@ -366,7 +366,7 @@ fn write_runs(core: &Core, items: &mut [Item], runs: &[Run]) {
         let writes: Vec<(Run, Logical, Vec<IoSlice<'_>>)> =
             runs.iter().filter_map(|run| write_of(items, *run)).collect();
         let batch: Vec<_> = writes.iter().map(|(_, first, slices)| (*first, &slices[..])).collect();
-        let ended = core.volume.write_batch(&batch);
+        let ended = core.write_fresh(&batch);
         let mut failed = Vec::new();
         for ((run, ..), result) in writes.iter().zip(ended) {
             match result {

@@ -231,6 +231,26 @@ impl Filesystem {
         self.core.space.trim(range)
     }
 
+    /// Reads everything that is stored, on all devices, and repairs what is bad from what is good.
+    /// Returns when everything was read, or when `control` says that it has to end. What came of it
+    /// is in the state of `control`; a scrub goes on from a state that was not finished. `each` is
+    /// called now and then, so that the state can be kept.
+    ///
+    /// A file system that was opened read-only is repaired as well, if its devices can be written:
+    /// nothing that is written changes what it says.
+    ///
+    /// # Errors
+    /// Reading the trees that say what is allocated; `Busy` when it was told to end; `ReadOnly`
+    /// when it is to repair devices that cannot be written.
+    pub fn scrub(
+        &self,
+        options: crate::ScrubOptions,
+        control: &crate::ScrubControl,
+        each: &(dyn Fn(&crate::ScrubState) + Sync),
+    ) -> Result<()> {
+        crate::scrub::run(&self.core, options, control, each)
+    }
+
     /// Sets the label, up to 255 bytes. It is durable with the next commit.
     ///
     /// # Errors

@@ -30,7 +30,9 @@ use larder_format::{
     CsumType, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId, csum,
 };
 use larder_volume::superblock::SuperCopies;
-use larder_volume::{Assembly, Device, Volume, VolumeResult, read_superblock, unflattened};
+use larder_volume::{
+    Assembly, Device, Volume, VolumeError, VolumeResult, read_superblock, unflattened,
+};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -239,9 +241,7 @@ impl Core {
         let missing_devices = trees.map_chunks(&volume, &sb, &members)?;
         let roots = trees.load(&sb)?;
         if read_only.is_none() {
-            let refused = |why| format!("{why}; it can be opened read-only (-o ro)");
-            let may = volume.may_be_written(sb.num_devices());
-            may.map_err(|why| Error::Unsupported(refused(why)))?;
+            volume.may_be_written().map_err(how_to_read)?;
             check_finished(device, &roots, &epochs.enter())?;
         }
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
@@ -252,7 +252,7 @@ impl Core {
         }
         let superblock_written = SuperblockWritten { generation, superblocks };
         let flushes = Flushes::new(volume.clone(), options.tuning.early_flush_bytes);
-        Ok(Self::on_ground(Ground {
+        let ground = Ground {
             csum,
             space,
             txns,
@@ -271,7 +271,9 @@ impl Core {
             superblock_written: Mutex::new(superblock_written),
             flushes,
             above: OnceLock::new(),
-        }))
+        };
+        ground.agree_on_superblock()?;
+        Ok(Self::on_ground(ground))
     }
 
     /// An engine on this ground, to which both what commits need from above and the reclaimer
@@ -360,6 +362,14 @@ fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
 fn bring_level(volume: &Volume, superblocks: &Superblocks) -> VolumeResult<()> {
     volume.write_superblocks(&|id| superblocks.of(id), SuperCopies::Primary)?;
     volume.flush()
+}
+
+/// What can still be done with a volume that may not be written.
+fn how_to_read(why: VolumeError) -> Error {
+    match why {
+        VolumeError::Missing { .. } => why.into(),
+        why => Error::Unsupported(format!("{why}; it can be opened read-only (-o ro)")),
+    }
 }
 
 /// Refuses to write where Linux has left work half done that Larder cannot continue, or keeps

@@ -17,7 +17,7 @@ mod tests;
 use crate::api::OpenOptions;
 use crate::error::{Error, Result};
 use crate::lock::{self, Mutex};
-use crate::space::chunks::{ChunkPlan, Wanted};
+use crate::space::chunks::{ChunkPlan, Wanted, new_chunks, type_of};
 use crate::space::device::DeviceSpace;
 use crate::space::discard::Discards;
 use crate::space::extent_tree::ExtentFeatures;
@@ -25,12 +25,13 @@ use crate::space::free_index::Lengths;
 use crate::space::groups::{self, ClusterUser, FreeSource, Groups};
 use crate::space::preallocated::PreallocatedBlocks;
 use crate::space::reserve::{Overcommit, Reservation, Space as Accounts, global_reserve_size};
+use crate::space::stripes::Unit;
 use crate::space::{Pinned, Run, SpaceKind};
 use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Chunk, Profile};
 use larder_format::{Generation, Logical, ObjectId, Superblock};
-use larder_volume::Volume;
+use larder_volume::{MappedChunk, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -126,11 +127,11 @@ impl Allocator {
         let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
         let nodesize = sb.nodesize.get();
         let skinny = incompat.contains(Incompat::SKINNY_METADATA);
-        let is_here = |id| volume.device(id).is_some();
-        let device = DeviceSpace::load(sb, roots, epoch, &is_here)?;
+        let device = DeviceSpace::load(sb, roots, epoch, volume)?;
         let accounts = Accounts::new(incompat.contains(Incompat::MIXED_GROUPS));
         let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
-        let rebuild = load_groups(&groups, volume, roots, epoch, nodesize)?;
+        let rebuild = load_groups(&groups, options, volume, roots, epoch, nodesize)?;
+        accounts.set_data_charge(groups.widest_row(sb.num_devices()));
         let discards =
             Discards::new(options.clone(), volume.clone(), groups.clone(), epochs.clone());
         let this = Self {
@@ -201,18 +202,14 @@ impl Allocator {
         self.accounts.set_overcommit(self.overcommit(self.metadata_capacity(&device, None)));
     }
 
-    /// Type and profile that new chunks get: those of the last group of the kind.
+    /// Type and profile that new chunks get.
     fn flags(&self, kind: SpaceKind) -> BlockGroupFlags {
-        let fallback = match kind {
-            SpaceKind::Data => BlockGroupFlags::DATA,
-            SpaceKind::Metadata => BlockGroupFlags::METADATA,
-            SpaceKind::System => BlockGroupFlags::SYSTEM,
-        };
         let all = self.groups.all();
-        all.iter().rev().find(|g| g.flags().contains(fallback)).map_or(fallback, |g| g.flags())
+        let of_kind = all.iter().map(|g| g.flags()).filter(|f| f.contains(type_of(kind)));
+        new_chunks(kind, of_kind, self.volume.devices_for_chunks())
     }
     fn profile(&self, kind: SpaceKind) -> Profile {
-        self.flags(kind).profile().unwrap_or(Profile::Single)
+        profile_of(self.flags(kind))
     }
     pub(crate) fn copies(&self, kind: SpaceKind) -> u64 {
         u64::from(self.profile(kind).copies())
@@ -223,7 +220,10 @@ impl Allocator {
         device.plan(&self.wanted(kind))
     }
     fn wanted(&self, kind: SpaceKind) -> Wanted {
-        Wanted { kind, profile: self.profile(kind), total: self.total_bytes }
+        self.wanted_as(kind, self.flags(kind))
+    }
+    fn wanted_as(&self, kind: SpaceKind, flags: BlockGroupFlags) -> Wanted {
+        Wanted { kind, profile: profile_of(flags), total: self.total_bytes }
     }
     /// Which of the counters of chunks is for `kind`.
     fn counter(&self, kind: SpaceKind) -> &AtomicU64 {
@@ -256,10 +256,12 @@ impl Allocator {
         self.chunk_in_running(txns, SpaceKind::Metadata, seen).map(drop)
     }
 
-    /// Addresses for blocks of subvolume trees.
+    /// Addresses for blocks of subvolume trees, which the commit of the running transaction `of`
+    /// writes.
     pub(crate) fn allocate_blocks(
         &self,
         txns: &impl Running,
+        of: Generation,
         count: usize,
         from: &mut Reservation,
     ) -> Result<Vec<Logical>> {
@@ -268,7 +270,7 @@ impl Allocator {
         loop {
             let seen = self.seen(SpaceKind::Metadata);
             match self.groups.allocate_blocks(
-                ClusterUser::Running,
+                (ClusterUser::Running, Unit::Transaction(of)),
                 count,
                 Generation(u64::MAX),
                 from,
@@ -297,10 +299,12 @@ impl Allocator {
     ) -> Result<Logical> {
         let mut squeezed = false;
         loop {
+            let of = txn.generation();
             let got = if system {
-                self.groups.allocate_system_block(txn.generation(), from)
+                self.groups.allocate_system_block(of, from)
             } else {
-                self.groups.allocate_block(ClusterUser::Committer, txn.generation(), from)
+                let unit = (ClusterUser::Committer, Unit::Transaction(of));
+                self.groups.allocate_block(unit, of, from)
             };
             let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
             match got {
@@ -365,10 +369,22 @@ impl Allocator {
         self.groups.give_back(run, to);
     }
 
-    /// Keeps addresses that an operation did not need for the next one, as far as there is room for
-    /// them.
-    pub(crate) fn keep_preallocated(&self, set: Vec<Logical>) {
-        self.give_addresses_back(self.preallocated.keep(set));
+    /// Addresses that operations of the transaction `of` did not need. Where there is parity, those
+    /// of another transaction lie beside blocks of that, so they are given back.
+    pub(crate) fn take_preallocated(&self, of: Generation) -> Vec<Logical> {
+        let Some((made, set)) = self.preallocated.take() else { return Vec::new() };
+        let shares_row =
+            |at: &Logical| self.groups.find(*at).is_some_and(|g| g.stripes().is_some());
+        if made == of || !set.iter().any(shares_row) {
+            return set;
+        }
+        self.give_addresses_back(set);
+        Vec::new()
+    }
+    /// Keeps addresses that an operation of `of` did not need for the next one, as far as there is
+    /// room for them.
+    pub(crate) fn keep_preallocated(&self, of: Generation, set: Vec<Logical>) {
+        self.give_addresses_back(self.preallocated.keep(of, set));
     }
     /// Gives all addresses back that operations did not need.
     pub(crate) fn give_back_preallocated(&self) {
@@ -419,16 +435,22 @@ impl Allocator {
         let copies = self.copies(SpaceKind::Data);
         let unallocated = self.device.lock().unallocated_as(self.profile(SpaceKind::Data));
         let data = self.accounts.figures(SpaceKind::Data);
-        let free =
-            data.free().saturating_sub(self.accounts.reserved_by_operations(SpaceKind::Data));
+        // What is delayed is charged for the worst case.
+        let reserved = self.accounts.reserved_by_operations(SpaceKind::Data);
+        let free = data.free().saturating_sub(reserved / self.accounts.charge(SpaceKind::Data));
         (self.total_bytes / copies, free + unallocated)
     }
+}
+
+fn profile_of(flags: BlockGroupFlags) -> Profile {
+    flags.profile().unwrap_or(Profile::Single)
 }
 
 /// Reads the block groups of all chunks, and their free space. Returns those whose record in the
 /// free-space tree is wrong.
 fn load_groups(
     groups: &Groups,
+    options: &OpenOptions,
     volume: &Volume,
     roots: &Roots,
     epoch: &Epoch,
@@ -449,7 +471,12 @@ fn load_groups(
         if loaded.rebuild_free_space {
             rebuild.push(loaded.group.run());
         }
-        groups.add(loaded.group)?;
+        groups.add(loaded.group.with_columns(columns(options, &chunk)))?;
     }
     Ok(rebuild)
+}
+
+/// Columns of a chunk that share their parity.
+fn columns(options: &OpenOptions, chunk: &MappedChunk) -> u64 {
+    if fault!(options.tuning, RowsShared) { 1 } else { chunk.parity_columns() }
 }

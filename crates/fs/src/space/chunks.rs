@@ -10,7 +10,7 @@
 //! depend on it, so it never says more than there is.
 
 use crate::space::SpaceKind;
-use larder_format::items::{Chunk, Profile};
+use larder_format::items::{BlockGroupFlags, Chunk, Profile};
 use larder_format::{DEVICE_RESERVED, DeviceId, Logical, Physical, STRIPE_LEN};
 use larder_volume::{MappedChunk, Stripe};
 use smallvec::SmallVec;
@@ -70,6 +70,56 @@ impl Wanted {
         let n = u16::try_from(there).unwrap_or(u16::MAX).min(most);
         let n = n - n % self.profile.sub_stripes();
         (n >= self.profile.min_devices()).then_some(n)
+    }
+}
+
+/// Type and profile of new chunks for `kind`, where there are chunks like `those` and so many
+/// devices can be used.
+///
+/// Of the profiles that there are, the one that survives most counts, as for Linux. If too few
+/// devices are left for it, Linux makes single chunks. Here, new chunks have as many copies as
+/// can be had.
+#[must_use]
+pub(crate) fn new_chunks(
+    kind: SpaceKind,
+    those: impl Iterator<Item = BlockGroupFlags>,
+    devices: usize,
+) -> BlockGroupFlags {
+    let profile_of = |flags: BlockGroupFlags| flags.profile().unwrap_or(Profile::Single);
+    let best = those.max_by_key(|f| rank(profile_of(*f))).unwrap_or(type_of(kind));
+    let types = best & BlockGroupFlags::TYPES;
+    let mut profile = profile_of(best);
+    while devices > 0 && usize::from(profile.min_devices()) > devices {
+        profile = with_fewer_devices(profile, types == BlockGroupFlags::DATA);
+    }
+    types | profile.flag()
+}
+
+/// The type bit of a kind.
+#[must_use]
+pub(crate) fn type_of(kind: SpaceKind) -> BlockGroupFlags {
+    match kind {
+        SpaceKind::Data => BlockGroupFlags::DATA,
+        SpaceKind::Metadata => BlockGroupFlags::METADATA,
+        SpaceKind::System => BlockGroupFlags::SYSTEM,
+    }
+}
+
+/// The order in which Linux prefers profiles.
+fn rank(profile: Profile) -> usize {
+    use Profile::{Dup, Raid0, Raid1, Raid1c3, Raid1c4, Raid5, Raid6, Raid10, Single};
+    let order = [Single, Raid0, Dup, Raid1, Raid10, Raid5, Raid1c3, Raid6, Raid1c4];
+    order.iter().position(|p| *p == profile).unwrap_or(0)
+}
+
+/// The next best profile for new chunks.
+fn with_fewer_devices(profile: Profile, only_data: bool) -> Profile {
+    match profile {
+        Profile::Raid1c4 => Profile::Raid1c3,
+        Profile::Raid1c3 | Profile::Raid6 => Profile::Raid1,
+        _ if only_data => Profile::Single,
+        // A bad sector must not cost a tree.
+        _ => Profile::Dup,
     }
 }
 
@@ -375,6 +425,36 @@ mod tests {
         assert_eq!(plan(Profile::Raid1, SpaceKind::Data, &[GIB, MIB / 2]), None);
         assert_eq!(plan(Profile::Raid6, SpaceKind::System, &[GIB; 64]).unwrap().stripes.len(), 26);
         assert_eq!(plan(Profile::Raid5, SpaceKind::Data, &[GIB; 200]).unwrap().stripes.len(), 120);
+    }
+
+    #[test]
+    fn new_chunks_do_without_devices() {
+        use Profile::{Dup, Raid0, Raid1, Raid1c3, Raid1c4, Raid5, Raid6, Raid10, Single};
+        let of = |kind, there: &[Profile], devices| {
+            let types = type_of(kind);
+            let flags = new_chunks(kind, there.iter().map(|p| types | p.flag()), devices);
+            assert!(flags.contains(types));
+            flags.profile().unwrap()
+        };
+        let (data, metadata) = (SpaceKind::Data, SpaceKind::Metadata);
+        assert_eq!(of(data, &[Raid1], 2), Raid1);
+        assert_eq!(of(data, &[Raid1], 1), Single);
+        assert_eq!(of(metadata, &[Raid1], 1), Dup);
+        assert_eq!(of(SpaceKind::System, &[Raid10], 1), Dup);
+        // Those that were made meanwhile do not count once the device is back.
+        assert_eq!(of(data, &[Raid1, Single], 2), Raid1);
+        assert_eq!(of(metadata, &[Raid1, Dup], 3), Raid1);
+        assert_eq!(of(data, &[Raid1c4], 3), Raid1c3);
+        assert_eq!(of(data, &[Raid1c3], 2), Raid1);
+        assert_eq!(of(metadata, &[Raid6], 3), Raid6);
+        assert_eq!(of(metadata, &[Raid6], 2), Raid1);
+        assert_eq!(of(data, &[Raid5], 1), Single);
+        assert_eq!(of(data, &[Raid0], 1), Raid0);
+        assert_eq!(of(data, &[], 1), Single);
+        assert_eq!(of(data, &[Raid1], 0), Raid1);
+        let mixed = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
+        let flags = new_chunks(data, std::iter::once(mixed | BlockGroupFlags::RAID1), 1);
+        assert_eq!(flags, mixed | BlockGroupFlags::DUP);
     }
 
     #[test]

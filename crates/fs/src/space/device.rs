@@ -5,8 +5,8 @@
 //! logical address, so only a trim tells the device that it is free. What a device has been told
 //! is noted here ([`Told`]).
 //!
-//! A device of the file system may be missing. What chunks take of it stays known, and no new
-//! chunk goes there.
+//! A device of the file system may be missing, or fail. What chunks take of it stays known, and no
+//! new chunk goes there.
 
 use crate::error::{Error, Place, Result};
 use crate::space::chunks::{
@@ -18,12 +18,15 @@ use larder_format::{
     DevItem, DeviceId, FormatError, Key, KeyType, Logical, ObjectId, Physical, STRIPE_LEN,
     Superblock,
 };
+use larder_volume::Volume;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use zerocopy::FromBytes;
 
 /// What chunks take of all devices.
 #[derive(Debug)]
 pub(super) struct DeviceSpace {
+    volume: Arc<Volume>,
     devices: BTreeMap<DeviceId, OneDevice>,
     chunks: BTreeMap<Logical, Chunk>,
 }
@@ -33,8 +36,6 @@ pub(super) struct DeviceSpace {
 struct OneDevice {
     uuid: [u8; 16],
     size: u64,
-    /// Chunks can be made on it.
-    present: bool,
     /// First byte and length of every device extent.
     taken: BTreeMap<Physical, u64>,
     /// What the device was told of outside of them.
@@ -51,7 +52,8 @@ fn all(id: ObjectId, kind: KeyType) -> (Key, Key) {
 }
 
 impl DeviceSpace {
-    /// Reads devices, chunks and device extents. `is_here` says which devices there are.
+    /// Reads devices, chunks and device extents. New chunks are made on the devices of `volume`
+    /// that take writes.
     ///
     /// # Errors
     /// Reading; `Corrupt` where chunks and device extents do not agree.
@@ -59,7 +61,7 @@ impl DeviceSpace {
         sb: &Superblock,
         roots: &Roots,
         epoch: &Epoch,
-        is_here: &dyn Fn(DeviceId) -> bool,
+        volume: &Arc<Volume>,
     ) -> Result<Self> {
         let (chunk_tree, dev_tree) =
             (roots.chunk.version(epoch.clone()), roots.dev.version(epoch.clone()));
@@ -67,22 +69,24 @@ impl DeviceSpace {
         if sb.num_devices.get() > 1 {
             for item in device_items(&chunk_tree)? {
                 let id = DeviceId(item.devid.get());
-                devices.insert(id, OneDevice::new(&item, is_here(id)));
+                devices.insert(id, OneDevice::new(&item));
             }
         }
         // What the superblock says of its own device holds.
         let id = sb.device_id();
-        devices.insert(id, OneDevice::new(&sb.dev_item, is_here(id)));
+        devices.insert(id, OneDevice::new(&sb.dev_item));
         for (id, device) in &mut devices {
             device.taken = read_extents(&dev_tree, *id)?;
         }
-        let this = Self { devices, chunks: read_chunks(&chunk_tree)? };
+        let chunks = read_chunks(&chunk_tree)?;
+        let this = Self { volume: volume.clone(), devices, chunks };
         this.check()?;
         Ok(this)
     }
 
     fn present(&self) -> impl Iterator<Item = (DeviceId, &OneDevice)> {
-        self.devices.iter().filter(|(_, d)| d.present).map(|(id, d)| (*id, d))
+        let here = self.devices.iter().filter(|(id, _)| self.volume.takes_writes(**id));
+        here.map(|(id, d)| (*id, d))
     }
     /// Bytes of all devices.
     pub(super) fn size(&self) -> u64 {
@@ -194,11 +198,10 @@ impl DeviceSpace {
 }
 
 impl OneDevice {
-    fn new(item: &DevItem, present: bool) -> Self {
+    fn new(item: &DevItem) -> Self {
         Self {
             uuid: item.uuid,
             size: item.total_bytes.get(),
-            present,
             taken: BTreeMap::new(),
             told: Told::default(),
         }

@@ -70,6 +70,10 @@ impl Discards {
             given_up: AtomicBool::new(false),
         }
     }
+    /// How the file system was opened.
+    pub(super) fn options(&self) -> &OpenOptions {
+        &self.options
+    }
     /// Is freed space discarded?
     pub(crate) fn are_on(&self) -> bool {
         self.options.discard && !self.given_up.load(Ordering::Relaxed)

@@ -74,7 +74,6 @@ impl FreeIndex {
     }
 
     /// The runs in address order.
-    #[cfg(test)]
     pub(crate) fn runs(&self) -> impl DoubleEndedIterator<Item = Run> + '_ {
         self.runs.iter().map(|(start, len)| Run::new(*start, *len))
     }
@@ -154,6 +153,12 @@ impl FreeIndex {
         before - self.total
     }
 
+    /// What is free of `range`, in address order.
+    pub(crate) fn parts(&self, range: Run) -> impl Iterator<Item = Run> + '_ {
+        let inside = self.from(range.start).take_while(move |r| r.start < range.end());
+        inside.filter_map(move |r| r.intersect(range))
+    }
+
     /// Is all of `range` free?
     #[must_use]
     pub(crate) fn is_free(&self, range: Run) -> bool {
@@ -191,6 +196,36 @@ impl FreeIndex {
                 let &(size, start) = self.by_size.last()?;
                 (size >= least).then_some((Run::new(start, size), Run::new(start, size)))
             })?;
+        self.carve(run, part);
+        Some(part)
+    }
+
+    /// As [`Self::allocate`], but a piece that is as long as wanted begins at a multiple of `step`
+    /// bytes from `base` on, if there is one.
+    pub(crate) fn allocate_aligned(
+        &mut self,
+        wanted: Lengths,
+        hint: Option<Logical>,
+        (base, step): (Logical, u64),
+    ) -> Option<Run> {
+        let up = |at: Logical| {
+            let into = at.0.saturating_sub(base.0).checked_next_multiple_of(step)?;
+            base.0.checked_add(into).map(Logical)
+        };
+        let fits = |run: Run, from: Logical| {
+            let part = Run::new(up(from)?, wanted.most);
+            (part.end() <= run.end()).then_some((run, part))
+        };
+        let near = hint.and_then(|hint| {
+            self.from(hint).take(PROBES).find_map(|run| fits(run, run.start.max(hint)))
+        });
+        let found = near.or_else(|| {
+            let long = self.by_size.range((wanted.most, Logical(0))..).take(PROBES);
+            let sure = self.by_size.range((wanted.most + step, Logical(0))..).take(1);
+            let mut runs = long.chain(sure).map(|&(len, start)| Run::new(start, len));
+            runs.find_map(|run| fits(run, run.start))
+        });
+        let Some((run, part)) = found else { return self.allocate(wanted, hint) };
         self.carve(run, part);
         Some(part)
     }

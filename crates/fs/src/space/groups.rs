@@ -1,7 +1,7 @@
 //! Block groups: which of them an allocation comes from.
 //!
-//! A group's bytes are free, allocated, pinned or excluded (superblock copies), and that is
-//! asserted. An allocation takes from the free index and at the same time turns reserved bytes into
+//! A group's bytes are free, held back (`stripes`, where there is parity), allocated, pinned or
+//! excluded (superblock copies), and that is asserted. An allocation takes from the free index and at the same time turns reserved bytes into
 //! used ones, in the account of the group's kind. Freed bytes are pinned. They come back when the
 //! superblock without them is durable.
 //!
@@ -26,9 +26,10 @@ use crate::error::{Error, Place, Result};
 use crate::lock::{self, Mutex, RwLock};
 use crate::space::free_index::{Blocks, FreeIndex, Lengths};
 use crate::space::reserve::{Figures, Overcommit, Reservation, Space};
+use crate::space::stripes::{Change, HeldBack, Stripes, Unit};
 use crate::space::{Run, SpaceKind};
-use larder_format::items::BlockGroupFlags;
-use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE};
+use larder_format::items::{BlockGroupFlags, Profile};
+use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE, STRIPE_LEN};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,9 +56,22 @@ pub(crate) enum ClusterUser {
     Committer = 1,
 }
 
+impl ClusterUser {
+    /// Which rows that were begun are those of `unit`. A log has its own beside the cluster of the
+    /// running transaction.
+    fn of(self, unit: Unit) -> usize {
+        match unit {
+            Unit::Transaction(_) => self as usize,
+            Unit::LogStep(_) => 2,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct GroupState {
     free: FreeIndex,
+    /// What rows hold back, where there is parity.
+    rows: Option<HeldBack>,
     allocated: u64,
     pinned: u64,
     /// Bytes that were taken out of the free index for the superblock copies.
@@ -69,11 +83,34 @@ struct GroupState {
     undiscarded: bool,
 }
 
+impl GroupState {
+    fn held(&self) -> u64 {
+        self.rows.as_ref().map_or(0, HeldBack::total)
+    }
+    /// `run` was taken out of the free index. Returns how many bytes are held back because of it.
+    fn hold(&mut self, run: Run) -> u64 {
+        self.rows.as_mut().map_or(0, |rows| rows.hold(run, &mut self.free))
+    }
+    /// `run` is not in use any more. Returns how many bytes have become free: with parity, these
+    /// may be fewer, or more.
+    fn release(&mut self, run: Run) -> u64 {
+        match &mut self.rows {
+            Some(rows) => rows.give(run, &mut self.free),
+            None => {
+                self.free.insert(run);
+                run.len
+            }
+        }
+    }
+}
+
 /// A block group in memory.
 #[derive(Debug)]
 pub(crate) struct BlockGroup {
     run: Run,
     flags: BlockGroupFlags,
+    /// Where there is parity.
+    stripes: Option<Stripes>,
     created_in: Generation,
     state: Mutex<GroupState, lock::Group>,
 }
@@ -85,6 +122,7 @@ pub(crate) struct GroupUsage {
     pub(crate) run: Run,
     pub(crate) flags: BlockGroupFlags,
     pub(crate) free: u64,
+    pub(crate) held: u64,
     pub(crate) allocated: u64,
     pub(crate) pinned: u64,
     pub(crate) disk_used: u64,
@@ -107,6 +145,7 @@ impl BlockGroup {
         let allocated = run.len - free.total() - excluded;
         let state = GroupState {
             free,
+            rows: None,
             allocated,
             pinned: 0,
             excluded,
@@ -115,7 +154,19 @@ impl BlockGroup {
             removed: false,
             undiscarded: false,
         };
-        Self { run, flags, created_in, state: Mutex::new(state) }
+        Self { run, flags, stripes: None, created_in, state: Mutex::new(state) }
+    }
+    /// The same group, in which parity covers elements of so many columns.
+    #[must_use]
+    pub(crate) fn with_columns(mut self, columns: u64) -> Self {
+        // Alone in its row, a sector shares its parity with nothing.
+        if columns > 1 {
+            let stripes = Stripes { start: self.run.start, columns };
+            self.stripes = Some(stripes);
+            let mut s = self.state.lock();
+            s.rows = Some(HeldBack::separate(stripes, &mut s.free));
+        }
+        self
     }
     /// A new, empty group.
     #[must_use]
@@ -128,6 +179,11 @@ impl BlockGroup {
         let mut free = FreeIndex::new();
         free.insert(run);
         Self::new(run, flags, created_in, 0, free, excluded)
+    }
+    /// How its full stripes lie, where parity makes things that lie in one depend on each other.
+    #[must_use]
+    pub(crate) fn stripes(&self) -> Option<Stripes> {
+        self.stripes
     }
     /// Its stretch of the logical space.
     #[must_use]
@@ -170,6 +226,7 @@ impl BlockGroup {
             run: self.run,
             flags: self.flags,
             free: s.free.total(),
+            held: s.held(),
             allocated: s.allocated,
             pinned: s.pinned,
             disk_used: s.disk_used,
@@ -201,17 +258,16 @@ impl BlockGroup {
         self.state.lock().free.runs().collect()
     }
 
-    /// Takes space out, if the group may be allocated from.
-    fn take(
+    /// The state, if the group may be allocated from.
+    fn serving(
         &self,
         newest: Generation,
-        from: &mut Reservation,
-        f: impl FnOnce(&mut FreeIndex) -> Option<Run>,
-    ) -> Option<Run> {
+        from: &Reservation,
+    ) -> Option<lock::Locked<'_, GroupState>> {
         if self.created_in > newest {
             return None;
         }
-        let mut s = self.state.lock();
+        let s = self.state.lock();
         if s.read_only || s.removed {
             return None;
         }
@@ -221,15 +277,77 @@ impl BlockGroup {
             from.kind(),
             self.flags
         );
+        Some(s)
+    }
+
+    /// Takes space out, if the group may be allocated from.
+    fn take(
+        &self,
+        newest: Generation,
+        from: &mut Reservation,
+        f: impl FnOnce(&mut FreeIndex) -> Option<Run>,
+    ) -> Option<Run> {
+        let mut s = self.serving(newest, from)?;
         let run = f(&mut s.free)?;
+        let held = s.hold(run);
         s.allocated += run.len;
-        from.consume(run.len);
+        from.consume(run.len, Change { more: held, fewer: 0 });
         Some(run)
     }
+    /// Takes a block for a unit out: from rows that the unit has begun, or by `f`, which begins
+    /// rows. Says whether it was `f`.
+    fn take_block(
+        &self,
+        newest: Generation,
+        (user, unit): (ClusterUser, Unit),
+        from: &mut Reservation,
+        f: impl FnOnce(&mut FreeIndex) -> Option<Run>,
+    ) -> Option<(Run, bool)> {
+        let mut s = self.serving(newest, from)?;
+        let user = user.of(unit);
+        if let Some(run) = s.rows.as_mut().and_then(|rows| rows.take_begun(user, unit)) {
+            s.allocated += run.len;
+            from.consume(run.len, Change { more: 0, fewer: run.len });
+            return Some((run, false));
+        }
+        let run = f(&mut s.free)?;
+        let held = s.hold(run);
+        if let Some(rows) = &mut s.rows {
+            rows.begin(user, unit, run);
+        }
+        s.allocated += run.len;
+        from.consume(run.len, Change { more: held, fewer: 0 });
+        Some((run, true))
+    }
+    /// Takes a piece for data out.
+    fn take_data(
+        &self,
+        newest: Generation,
+        from: &mut Reservation,
+        wanted: Lengths,
+        hint: Option<Logical>,
+    ) -> Option<Run> {
+        // What is longer than an element takes whole rows of full stripes, as far as it can.
+        match self.stripes.filter(|_| wanted.most > STRIPE_LEN) {
+            None => self.take(newest, from, |f| f.allocate(wanted, hint)),
+            Some(s) => {
+                self.take(newest, from, |f| f.allocate_aligned(wanted, hint, (s.start, s.len())))
+            }
+        }
+    }
     fn check(&self, s: &GroupState) {
-        let sum = s.free.total() + s.allocated + s.pinned + s.excluded;
+        let sum = s.free.total() + s.held() + s.allocated + s.pinned + s.excluded;
         assert_eq!(sum, self.run.len, "block group {} does not add up", self.run.start);
     }
+}
+
+/// What a run was before it became free.
+enum Was<'a> {
+    /// Allocated, from a reservation that may get it back.
+    Allocated(Option<&'a mut Reservation>),
+    Pinned {
+        discarded: bool,
+    },
 }
 
 /// The part of a window behind what was taken from it.
@@ -249,6 +367,8 @@ pub(crate) struct Groups {
     clusters: Mutex<[Option<Run>; 2], lock::Hint>,
     /// The last published transaction: the committer may use groups up to the next one at most.
     published: AtomicU64,
+    /// Steps of logs so far.
+    log_steps: AtomicU64,
 }
 
 impl Groups {
@@ -262,6 +382,7 @@ impl Groups {
             data_hint: Mutex::new(Logical(0)),
             clusters: Mutex::default(),
             published: AtomicU64::new(0),
+            log_steps: AtomicU64::new(0),
         }
     }
     /// A transaction was published. A commit after it may use the groups that it made.
@@ -319,15 +440,15 @@ impl Groups {
         if before.is_some_and(|(_, g)| g.run.end() > group.run.start) {
             return Err(Error::corrupt(Place::block(group.run.start), "block groups overlap"));
         }
-        let (used, excluded) = {
+        let (used, unusable) = {
             let s = group.state.lock();
             group.check(&s);
-            (s.allocated, s.excluded)
+            (s.allocated, s.excluded + s.held())
         };
         count(group.kind(), &|p| {
             p.total += group.run.len;
             p.used += used;
-            p.unusable += excluded;
+            p.unusable += unusable;
         });
         groups.insert(group.run.start, Arc::clone(&group));
         Ok(group)
@@ -356,6 +477,24 @@ impl Groups {
     #[must_use]
     pub(crate) fn all(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().cloned().collect()
+    }
+    /// Sectors of the longest row that data may lie in, on so many devices: what a sector of data
+    /// may hold back, with itself. 1 where no data has parity.
+    pub(crate) fn widest_row(&self, devices: u64) -> u64 {
+        let parity = |g: &BlockGroup| g.flags.profile().map_or(0, Profile::parity);
+        let data = self.all().into_iter().filter(|g| g.serves(SpaceKind::Data));
+        data.filter(|g| parity(g) > 0)
+            .map(|g| {
+                let columns = g.stripes.map_or(1, |s| s.columns);
+                // New chunks take all devices.
+                columns.max(devices.saturating_sub(parity(&g).into()))
+            })
+            .max()
+            .unwrap_or(1)
+    }
+    /// A number for a step of a log.
+    pub(crate) fn next_log_step(&self) -> Unit {
+        Unit::LogStep(self.log_steps.fetch_add(1, Ordering::Relaxed))
     }
     /// Groups of a kind, in the order in which to look for space: first those that are not
     /// published. The commit that is under way must not use these, and what is free elsewhere may
@@ -390,20 +529,17 @@ impl Groups {
         let mut hint = self.data_hint.lock();
         let near = self.find(*hint).filter(|g| g.serves(SpaceKind::Data));
         let got = near
-            .and_then(|g| g.take(newest, from, |f| f.allocate(whole, Some(*hint))))
+            .and_then(|g| g.take_data(newest, from, whole, Some(*hint)))
             .or_else(|| {
                 let groups = self.serving(SpaceKind::Data);
-                groups
-                    .iter()
-                    .find_map(|g| g.take(newest, from, |f| f.allocate(whole, None)))
-                    .or_else(|| {
-                        let longest = |g: &Arc<BlockGroup>| {
-                            let s = g.state.lock();
-                            if s.read_only || g.created_in > newest { 0 } else { s.free.largest() }
-                        };
-                        let best = groups.iter().max_by_key(|g| longest(g))?;
-                        best.take(newest, from, |f| f.allocate(wanted, None))
-                    })
+                groups.iter().find_map(|g| g.take_data(newest, from, whole, None)).or_else(|| {
+                    let longest = |g: &Arc<BlockGroup>| {
+                        let s = g.state.lock();
+                        if s.read_only || g.created_in > newest { 0 } else { s.free.largest() }
+                    };
+                    let best = groups.iter().max_by_key(|g| longest(g))?;
+                    best.take_data(newest, from, wanted, None)
+                })
             })
             .ok_or(NeedChunk(SpaceKind::Data))?;
         *hint = got.end();
@@ -417,14 +553,14 @@ impl Groups {
     /// [`NeedChunk`] when there is no room for all of them; none is allocated then.
     pub(crate) fn allocate_blocks(
         &self,
-        user: ClusterUser,
+        of: (ClusterUser, Unit),
         count: usize,
         newest: Generation,
         from: &mut Reservation,
     ) -> std::result::Result<Vec<Logical>, NeedChunk> {
         let mut out = Vec::with_capacity(count);
         while out.len() < count {
-            match self.allocate_block(user, newest, from) {
+            match self.allocate_block(of, newest, from) {
                 Ok(at) => out.push(at),
                 Err(e) => {
                     out.into_iter().for_each(|at| self.give_back(self.block(at), Some(&mut *from)));
@@ -443,28 +579,33 @@ impl Groups {
         Run::new(at, u64::from(self.nodesize))
     }
 
-    /// Allocates one tree block, in a group that is not newer than `newest`.
+    /// Allocates one tree block of a unit, in a group that is not newer than `newest`.
     ///
     /// # Errors
     /// [`NeedChunk`].
     pub(crate) fn allocate_block(
         &self,
-        user: ClusterUser,
+        of: (ClusterUser, Unit),
         newest: Generation,
         from: &mut Reservation,
     ) -> std::result::Result<Logical, NeedChunk> {
         let blocks = self.blocks();
         let mut clusters = self.clusters.lock();
-        let (mine, other) = (user as usize, 1 - user as usize);
+        let (mine, other) = (of.0 as usize, 1 - of.0 as usize);
+        // The window never goes back to space that was freed behind it: rising order is the point
+        // of a cluster. With parity its group has what the unit has begun, so it stays to the last.
+        let behind = |group: &BlockGroup, window: Run, got: Run| {
+            rest(window, got).or(group.stripes.map(|_| window))
+        };
         if let Some(window) = clusters[mine] {
-            let got = self
-                .find(window.start)
-                .filter(|g| g.serves(SpaceKind::Metadata))
-                .and_then(|g| g.take(newest, from, |f| f.allocate_in(window, blocks)));
-            if let Some(got) = got {
-                // The window never goes back to space that was freed behind it: rising order is the
-                // point of a cluster.
-                clusters[mine] = rest(window, got);
+            let group = self.find(window.start).filter(|g| g.serves(SpaceKind::Metadata));
+            let got = group
+                .as_ref()
+                .and_then(|g| g.take_block(newest, of, from, |f| f.allocate_in(window, blocks)));
+            if let Some(((got, new), group)) = got.zip(group) {
+                if new {
+                    clusters[mine] = behind(&group, window, got);
+                }
                 return Ok(got.start);
             }
             clusters[mine] = None;
@@ -474,37 +615,40 @@ impl Groups {
         for avoid in [clusters[other], None] {
             for group in &groups {
                 let mut window = None;
-                let got = group.take(newest, from, |f| {
+                let got = group.take_block(newest, of, from, |f| {
                     window = f.window(CLUSTER, blocks, avoid);
                     f.allocate_in(window?, blocks)
                 });
-                if let (Some(got), Some(window)) = (got, window) {
-                    clusters[mine] = rest(window, got);
+                if let Some((got, _)) = got {
+                    clusters[mine] = window.and_then(|window| behind(group, window, got));
                     return Ok(got.start);
                 }
             }
         }
         // Other writers may have left holes that are large enough but not aligned to blocks.
         let anywhere = Blocks { align: u64::from(SECTOR_SIZE), ..blocks };
-        let got =
-            groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, anywhere)));
-        got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::Metadata))
+        let got = groups
+            .iter()
+            .find_map(|g| g.take_block(newest, of, from, |f| f.allocate_in(g.run, anywhere)));
+        got.map(|(r, _)| r.start).ok_or(NeedChunk(SpaceKind::Metadata))
     }
 
-    /// Allocates one block for the chunk tree.
+    /// Allocates one block for the chunk tree, which is written by the commit of `of`.
     ///
     /// # Errors
     /// [`NeedChunk`].
     pub(crate) fn allocate_system_block(
         &self,
-        newest: Generation,
+        of: Generation,
         from: &mut Reservation,
     ) -> std::result::Result<Logical, NeedChunk> {
         let blocks = self.blocks();
+        let unit = (ClusterUser::Committer, Unit::Transaction(of));
         let groups = self.serving(SpaceKind::System);
-        let got =
-            groups.iter().find_map(|g| g.take(newest, from, |f| f.allocate_in(g.run, blocks)));
-        got.map(|r| r.start).ok_or(NeedChunk(SpaceKind::System))
+        let got = groups
+            .iter()
+            .find_map(|g| g.take_block(of, unit, from, |f| f.allocate_in(g.run, blocks)));
+        got.map(|(r, _)| r.start).ok_or(NeedChunk(SpaceKind::System))
     }
 
     /// Allocates exactly this run, which is in use although nothing records that. Returns false if
@@ -522,21 +666,43 @@ impl Groups {
             );
             return Err(Error::corrupt(Place::block(run.start), what));
         }
-        Ok(group.take(Generation(u64::MAX), from, |free| free.take(run)).is_some())
+        let Some(mut s) = group.serving(Generation(u64::MAX), from) else { return Ok(false) };
+        let GroupState { rows, free, .. } = &mut *s;
+        let taken = match rows {
+            Some(rows) => rows.take_exact(run, free),
+            None => free.take(run).map(|_| Change::default()),
+        };
+        let Some(change) = taken else { return Ok(false) };
+        s.allocated += run.len;
+        from.consume(run.len, change);
+        Ok(true)
     }
 
-    fn change(
-        &self,
-        run: Run,
-        f: impl FnOnce(&mut GroupState),
-        figures: impl Fn(&mut Figures, bool),
-    ) {
+    /// Makes a run free that was in use.
+    fn make_free(&self, run: Run, was: Was<'_>) {
         let group = self.find_run(run).expect("space of a known group");
         let mut s = group.state.lock();
-        f(&mut s);
+        let free = s.release(run);
+        let (used, pinned) = match was {
+            Was::Allocated(to) => {
+                s.allocated = s.allocated.checked_sub(run.len).expect("allocated space");
+                // What rows hold back cannot be promised again.
+                (run.len - to.map_or(0, |to| to.restore(run.len.min(free))), 0)
+            }
+            Was::Pinned { discarded } => {
+                s.pinned = s.pinned.checked_sub(run.len).expect("pinned space");
+                s.undiscarded |= !discarded;
+                (0, run.len)
+            }
+        };
         group.check(&s);
-        let read_only = s.read_only;
-        self.space.change(group.kind(), |p| figures(p, read_only));
+        // What rows hold back is unusable, and all that is free in a group out of service.
+        let usable = if s.read_only { 0 } else { free };
+        self.space.change(group.kind(), |p| {
+            p.used -= used;
+            p.pinned -= pinned;
+            p.unusable = p.unusable + run.len - usable;
+        });
     }
 
     /// Frees allocated space that nothing ever referred to, at once. It goes into the reservation,
@@ -545,18 +711,7 @@ impl Groups {
     /// # Panics
     /// When the run was not allocated.
     pub(crate) fn give_back(&self, run: Run, to: Option<&mut Reservation>) {
-        let restored = to.map(|to| to.restore(run.len)).is_some();
-        self.change(
-            run,
-            |s| {
-                s.allocated = s.allocated.checked_sub(run.len).expect("allocated space");
-                s.free.insert(run);
-            },
-            |p, read_only| {
-                p.used -= if restored { 0 } else { run.len };
-                p.unusable += if read_only { run.len } else { 0 };
-            },
-        );
+        self.make_free(run, Was::Allocated(to));
     }
 
     /// Frees allocated space. It may be used again only after [`Self::unpin`].
@@ -588,18 +743,7 @@ impl Groups {
         self.unpinned(run, false);
     }
     fn unpinned(&self, run: Run, discarded: bool) {
-        self.change(
-            run,
-            |s| {
-                s.pinned = s.pinned.checked_sub(run.len).expect("pinned space");
-                s.free.insert(run);
-                s.undiscarded |= !discarded;
-            },
-            |p, read_only| {
-                p.pinned -= run.len;
-                p.unusable += if read_only { run.len } else { 0 };
-            },
-        );
+        self.make_free(run, Was::Pinned { discarded });
     }
 
     /// Keeps a group from being allocated from, or allows it again. While it is kept, its free

@@ -11,6 +11,7 @@
 //! | [`free_space_tree`] | how free space lies in its tree: extents, bitmaps, conversions |
 //! | [`csum_tree`] | how data checksums are packed into items |
 //! | [`free_index`] | how free space of a block group is searched in memory |
+//! | [`stripes`] | which free space is held back because of parity |
 //! | [`chunks`] | how large chunks are and where they go |
 //! | [`device`] | what chunks take of the device |
 //! | [`reserve`] | which requests wait, and in which order, when space is short |
@@ -39,6 +40,7 @@ pub(crate) mod preallocated;
 pub(crate) mod refs;
 pub(crate) mod reserve;
 mod run;
+pub(crate) mod stripes;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trim;

@@ -14,6 +14,10 @@
 //! behind, delayed data and notes for the commit, is for the reclaimer, which then looks again.
 //! `docs/SPACE.md` has the rules, under "Which requests are refused".
 //!
+//! Where there is parity, a sector of data may take along all that its row has (`stripes`). So data
+//! is **charged** for as many sectors as a row has, and what it did not need is free again when it
+//! has got its place. Tree blocks fill the rows that they begin, and are charged as they are.
+//!
 //! With an account locked only a ticket is locked, and nothing is called.
 
 mod line;
@@ -22,6 +26,7 @@ use crate::api::may_wait;
 use crate::error::{Error, Result};
 use crate::lock::{self, Condvar, Mutex, Wait};
 use crate::space::SpaceKind;
+use crate::space::stripes::Change;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,7 +61,8 @@ pub(crate) struct Figures {
     pub(crate) pinned: u64,
     /// Promised, the global reserve included.
     pub(crate) reserved: u64,
-    /// Where nothing can be allocated: superblock copies, free space of read-only groups.
+    /// Where nothing can be allocated: superblock copies, what rows hold back, free space of
+    /// read-only groups.
     pub(crate) unusable: u64,
 }
 
@@ -238,6 +244,8 @@ struct Account {
 /// The accounts of a file system.
 pub(crate) struct Space {
     accounts: [Account; 3],
+    /// Bytes that are charged for each byte of data.
+    data_charge: AtomicU64,
     mixed: bool,
     reclaim: OnceLock<Box<dyn Reclaim>>,
 }
@@ -261,7 +269,24 @@ impl Space {
     /// an account.
     #[must_use]
     pub(crate) fn new(mixed: bool) -> Arc<Self> {
-        Arc::new(Self { accounts: Default::default(), mixed, reclaim: OnceLock::new() })
+        Arc::new(Self {
+            accounts: Default::default(),
+            data_charge: AtomicU64::new(1),
+            mixed,
+            reclaim: OnceLock::new(),
+        })
+    }
+
+    /// Rows have at most so many sectors, of which a sector of data may take all. Called before
+    /// anything is reserved.
+    pub(crate) fn set_data_charge(&self, sectors: u64) {
+        self.data_charge.store(sectors.max(1), Ordering::Relaxed);
+    }
+
+    /// Bytes that are charged for each byte of a kind.
+    #[must_use]
+    pub(crate) fn charge(&self, kind: SpaceKind) -> u64 {
+        if kind == SpaceKind::Data { self.data_charge.load(Ordering::Relaxed) } else { 1 }
     }
 
     /// Sets what makes space when it is short. Called once.
@@ -302,6 +327,7 @@ impl Space {
     /// Could this be reserved now, if nothing was in line?
     #[must_use]
     pub(crate) fn fits(&self, kind: SpaceKind, bytes: u64) -> bool {
+        let bytes = bytes.saturating_mul(self.charge(kind));
         self.account(kind).state.lock().available(kind == SpaceKind::Metadata) >= bytes
     }
 
@@ -429,7 +455,8 @@ impl Space {
     }
     /// A guard for what was taken for a request.
     fn guard_of(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Reservation {
-        Reservation { space: Arc::clone(self), kind, bytes, passing: asked.passes }
+        let charge = self.charge(kind);
+        Reservation { space: Arc::clone(self), kind, bytes, charge, passing: asked.passes }
     }
 
     /// An empty reservation, to merge others into. What is allocated beyond what it holds comes
@@ -459,9 +486,10 @@ impl Space {
         let mut state = self.account(kind).state.lock();
         // Requests in line are not overtaken. Otherwise those that need the global reserve would
         // never find it full.
+        let charged = bytes.saturating_mul(self.charge(kind));
         let fits = state.queue.is_empty()
-            && (state.try_take(bytes, kind == SpaceKind::Metadata)
-                || asked.deletes && state.take_half_of_global(bytes));
+            && (state.try_take(charged, kind == SpaceKind::Metadata)
+                || asked.deletes && state.take_half_of_global(charged));
         fits.then(|| {
             state.passing += u64::from(asked.passes);
             self.guard_of(kind, bytes, asked)
@@ -529,7 +557,8 @@ impl Space {
         bytes: u64,
     ) -> Result<Reservation> {
         let mut state = self.account(kind).state.lock();
-        if state.try_take(bytes, kind == SpaceKind::Metadata) {
+        let charged = bytes.saturating_mul(self.charge(kind));
+        if state.try_take(charged, kind == SpaceKind::Metadata) {
             return Ok(self.guard(kind, bytes));
         }
         if kind == SpaceKind::Metadata && state.global >= bytes {
@@ -562,6 +591,8 @@ pub(crate) struct Reservation {
     space: Arc<Space>,
     kind: SpaceKind,
     bytes: u64,
+    /// Bytes of the account that are reserved for each.
+    charge: u64,
     passing: bool,
 }
 
@@ -598,9 +629,10 @@ impl Reservation {
         drop(self.split(surplus));
     }
 
-    /// `bytes` have been allocated, so they are used now. If fewer are reserved, the global reserve
-    /// pays, then the free space: the allocator has found the bytes, so they are there.
-    pub(super) fn consume(&mut self, bytes: u64) {
+    /// `bytes` have been allocated, so they are used now, and `held` is held back because of them.
+    /// If fewer are reserved, the global reserve pays, then the free space: the allocator has found
+    /// the bytes, so they are there.
+    pub(super) fn consume(&mut self, bytes: u64, held: Change) {
         let account = self.space.account(self.kind);
         let mut state = account.state.lock();
         let own = bytes.min(self.bytes);
@@ -608,17 +640,21 @@ impl Reservation {
         let global =
             if self.kind == SpaceKind::Metadata { (bytes - own).min(state.global) } else { 0 };
         state.global -= global;
-        state.figures.reserved -= own + global;
+        state.figures.reserved -= own * self.charge + global;
         state.figures.used += bytes;
+        state.figures.unusable = state.figures.unusable + held.more - held.fewer;
         state.figures.check();
         account.overdrawn.fetch_add(bytes - own, Ordering::Relaxed);
     }
-    /// `bytes` were allocated and are given back unused. They are reserved again.
-    pub(super) fn restore(&mut self, bytes: u64) {
+    /// `bytes` were allocated and are given back unused. As many as can be paid for are reserved
+    /// again, and are not used any more: returns how many these are.
+    pub(super) fn restore(&mut self, bytes: u64) -> u64 {
+        let bytes = bytes / self.charge;
         let mut state = self.space.account(self.kind).state.lock();
         state.figures.used -= bytes;
-        state.figures.reserved += bytes;
+        state.figures.reserved += bytes * self.charge;
         self.bytes += bytes;
+        bytes
     }
 }
 
@@ -628,7 +664,7 @@ impl Drop for Reservation {
             return;
         }
         let mut state = self.space.account(self.kind).state.lock();
-        state.figures.reserved -= self.bytes;
+        state.figures.reserved -= self.bytes * self.charge;
         state.serve();
         let waited_for = std::mem::take(&mut state.waits_for_any);
         if self.passing {

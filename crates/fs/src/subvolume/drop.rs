@@ -11,7 +11,9 @@
 //! FULL_BACKREF, relies on the tree, because the references of what is below it are in the tree's
 //! name. Such blocks, and those of this tree below them, are first made to refer to their children
 //! themselves ([`crate::transaction::Ground::note_orphaned`]). A block that is not newer than the
-//! snapshot as which the tree began cannot be its own, and need not be read.
+//! snapshot as which the tree began cannot be its own, and need not be read. A shared block that has
+//! the flag already is looked at, too: relocation gives the flag to the blocks that it copies, and
+//! not to those below them that stay.
 //!
 //! Nothing else changes this tree: edits of a deleted subvolume are refused, and the walk begins
 //! when the transaction that deleted it is published.
@@ -142,8 +144,6 @@ struct Walk {
     orphaned: Vec<(Arc<Node>, usize)>,
     /// Was the last step to make the current block independent?
     independent: bool,
-    /// An earlier walk may have stopped while it made the current block independent.
-    suspect: bool,
 }
 
 impl Walk {
@@ -157,7 +157,6 @@ impl Walk {
             open: Vec::new(),
             orphaned: Vec::new(),
             independent: false,
-            suspect: false,
         };
         let key: Key = item.drop_progress.into();
         if key != Key::MIN && root.level > 0 {
@@ -176,7 +175,7 @@ impl Walk {
             let h = core.begin_deleting(1)?;
             let full = loop {
                 let at = (ptr.at, ptr.level);
-                match core.note_released(&h.txn, &known, at, reference, None, false) {
+                match core.note_released(&h.txn, &known, at, reference, None) {
                     Ok(Released::Last { full }) => break full,
                     Ok(_) => {
                         let place = Place {
@@ -212,7 +211,6 @@ impl Walk {
             self.open.push(Open { node, next, full, reference });
             if here {
                 self.started = true;
-                self.suspect = true;
                 return Ok(());
             }
         }
@@ -320,7 +318,7 @@ impl Walk {
         // For an older block the answer is known without reading it.
         let mut owned = (ptr.generation <= self.born || self.independent).then_some(false);
         loop {
-            match core.note_released(&h.txn, known, block, reference, owned, self.suspect) {
+            match core.note_released(&h.txn, known, block, reference, owned) {
                 Ok(Released::Shared) => {
                     self.passed();
                     return Ok(1);
@@ -357,7 +355,6 @@ impl Walk {
     /// The current child is done.
     fn passed(&mut self) {
         self.independent = false;
-        self.suspect = false;
         match self.open.last_mut() {
             Some(open) => open.next += 1,
             None => self.started = true,

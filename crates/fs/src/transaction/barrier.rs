@@ -42,6 +42,22 @@ impl Ground {
         Ok(())
     }
 
+    /// Makes the superblock durable on all devices that the file system is opened with, before
+    /// anything else is written. A power cut may have left it on some of them only. The others
+    /// would lead to what is overwritten from now on, if those were lost.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn agree_on_superblock(&self) -> Result<()> {
+        if self.read_only.is_some() || self.volume.devices().nth(1).is_none() {
+            return Ok(());
+        }
+        let written = self.superblock_written.lock();
+        let superblocks = &written.superblocks;
+        self.volume.write_superblocks(&|id| superblocks.of(id), SuperCopies::All)?;
+        self.flush()
+    }
+
     fn flush_around(&self, superblocks: &Superblocks) -> Result<()> {
         let tuning = &self.options.tuning;
         let which =

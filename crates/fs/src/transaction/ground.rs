@@ -19,9 +19,10 @@ use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
 use crate::transaction::early_flush::Flushes;
 use crate::transaction::{CommitSource, SubvolumeTree, Superblocks, Transactions, Txn};
 use crate::tree::{Epochs, Item, NodeStore, Roots, TreeStats, Version};
-use larder_format::{CsumType, Generation, Key, Superblock};
-use larder_volume::Volume;
+use larder_format::{CsumType, Generation, Key, Logical, Superblock};
+use larder_volume::{Volume, VolumeResult};
 use std::hash::{Hash as _, Hasher as _};
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -160,6 +161,36 @@ impl Ground {
         } else {
             accounts.reserve_passing(self.item_cost(items) + more)
         }
+    }
+    /// Writes what the allocator has handed out, all that comes to lie in a row in one call. A
+    /// result for each.
+    pub(crate) fn write_fresh(
+        &self,
+        writes: &[(Logical, &[IoSlice<'_>])],
+    ) -> Vec<VolumeResult<()>> {
+        if fault!(self.options.tuning, RowsShared) {
+            return self.volume.write_batch(writes);
+        }
+        if fault!(self.options.tuning, NoParity) {
+            return writes.iter().map(|write| self.write_without_parity(*write)).collect();
+        }
+        self.volume.write_fresh(writes)
+    }
+    /// For [`crate::tuning::faults::Fault::NoParity`].
+    fn write_without_parity(&self, (at, data): (Logical, &[IoSlice<'_>])) -> VolumeResult<()> {
+        let bytes: Vec<u8> = data.iter().flat_map(|part| part.iter().copied()).collect();
+        let (mut at, mut rest) = (at, &bytes[..]);
+        while !rest.is_empty() {
+            let found = self.volume.map().lookup(at, rest.len() as u64)?;
+            let (piece, more) = rest.split_at(usize::try_from(found.len).unwrap_or(usize::MAX));
+            for stripe in &found.stripes {
+                if let Some(device) = self.volume.device(stripe.device) {
+                    let _ = device.write_at(stripe.at, piece);
+                }
+            }
+            (at, rest) = (at.plus(found.len), more);
+        }
+        Ok(())
     }
     /// Adds to the reservation of an operation that has joined. It cannot wait any more, so it goes
     /// past the requests in line.

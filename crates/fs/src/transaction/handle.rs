@@ -143,7 +143,7 @@ impl<'a> Handle<'a> {
         Ok(handle)
     }
     fn over(ground: &'a Ground, txn: Arc<Txn>, reserved: Reservation, inside_seal: bool) -> Self {
-        let preallocated = ground.space.preallocated.take();
+        let preallocated = ground.space.take_preallocated(txn.generation);
         Self::with_preallocated(ground, txn, reserved, inside_seal, preallocated)
     }
     fn with_preallocated(
@@ -340,7 +340,7 @@ impl Drop for Handle<'_> {
         }
         let preallocated = std::mem::take(&mut self.preallocated);
         if !preallocated.is_empty() {
-            self.ground.space.keep_preallocated(preallocated);
+            self.ground.space.keep_preallocated(self.txn.generation, preallocated);
         }
         if self.inside_seal {
             let rest = self.reserved.split(u64::MAX);
@@ -432,7 +432,9 @@ impl Handle<'_> {
             return Err(Error::NoSpace);
         }
         let ground = self.ground;
-        let mut more = ground.space.allocate_blocks(&ground.txns, missing, &mut self.reserved)?;
+        let of = self.txn.generation;
+        let mut more =
+            ground.space.allocate_blocks(&ground.txns, of, missing, &mut self.reserved)?;
         // Addresses are taken from the end, so this order keeps them rising.
         more.reverse();
         more.append(&mut self.preallocated);

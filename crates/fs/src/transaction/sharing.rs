@@ -185,8 +185,8 @@ impl Ground {
     /// Takes a reference from a block on behalf of a tree that is being dropped. The last reference
     /// stays, because what is below the block must go first. `owned`: does the block say that it
     /// belongs to that tree? If it does, and others keep it, it must first be made independent of
-    /// the tree ([`Ground::note_orphaned`]). With `suspect`, that is done even if the block itself
-    /// is independent already, because what is below it may not be.
+    /// the tree ([`Ground::note_orphaned`]). An inner block may be independent already, but what is
+    /// below it may not be.
     pub(crate) fn note_released(
         &self,
         txn: &Txn,
@@ -194,14 +194,13 @@ impl Ground {
         (at, level): (Logical, u8),
         reference: ExtentRef,
         owned: Option<bool>,
-        suspect: bool,
     ) -> Result<Released, EditStop> {
         self.txns.with_view(|view| {
             let Counted { count, full } = self.count(view, txn, known, at, level)?;
             if count == 1 {
                 return Ok(Released::Last { full });
             }
-            if (!full || suspect) && owned != Some(false) {
+            if (!full || level > 0) && owned != Some(false) {
                 return Ok(if owned.is_none() { Released::WhoOwns } else { Released::Orphaned });
             }
             txn.refs.lock().drop_tree_block(at, self.nodesize(), level, reference)?;

@@ -63,7 +63,7 @@ pub(crate) fn write_nodes(
         assert!(!same || Arc::ptr_eq(&a.node, &b.node), "two images of block {}", a.node.address());
         same
     });
-    for some in nodes.chunks(BATCH / ground.nodesize() as usize) {
+    for some in batches(ground, &nodes, |n| n.node.address()) {
         let images: Vec<Image> = some
             .par_iter()
             .map(|n| Ok(Image { at: n.node.address(), bytes: finished(ground, generation, n)? }))
@@ -144,9 +144,26 @@ pub(crate) fn write_loose(
             Ok(Image { at: n.at, bytes: finish(ground, generation, n.bytes, n.tree, n.is_root)? })
         })
         .collect::<Result<_>>()?;
-    images
-        .chunks(BATCH / ground.nodesize() as usize)
+    batches(ground, &images, |image| image.at)
+        .into_iter()
         .try_for_each(|some| write_images(ground, some))
+}
+
+/// Cuts what is in the order of addresses into batches. What lies in one full stripe is in one
+/// batch: its rows have their parity from all that is written of them.
+fn batches<'a, T>(ground: &Ground, all: &'a [T], at: impl Fn(&T) -> Logical) -> Vec<&'a [T]> {
+    let most = BATCH / ground.nodesize() as usize;
+    let (mut rest, mut out) = (all, Vec::new());
+    while !rest.is_empty() {
+        let mut count = rest.len().min(most);
+        if let Some(stripe) = ground.volume.map().full_stripe(at(&rest[count - 1])) {
+            count += rest[count..].iter().take_while(|next| at(next) < stripe.end()).count();
+        }
+        let (batch, behind) = rest.split_at(count);
+        out.push(batch);
+        rest = behind;
+    }
+    out
 }
 
 /// A node as it goes to the device.
@@ -175,6 +192,6 @@ fn write_images(ground: &Ground, images: &[Image]) -> Result<()> {
         }
     }
     // All writes have ended. The first error is as good as any.
-    ground.volume.write_batch(&writes).into_iter().collect::<VolumeResult<()>>()?;
+    ground.write_fresh(&writes).into_iter().collect::<VolumeResult<()>>()?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Writing: to every device that holds a range, all at the same time.
+//! Writing: to every device that holds a range, all at the same time. What has parity is put
+//! together by `rows`.
 //!
 //! A transfer that a device refuses costs a copy. As long as other devices have the bytes, the
 //! write is good: the device is marked as **failed**, and nothing is written to it from then on.
@@ -8,7 +9,8 @@
 //! Where no other device has the bytes, the caller gets the error, and the device counts as before:
 //! whether to go on is for the layers above to say.
 
-use super::{Member, Volume, without_parity};
+use super::rows::{Fill, Piece};
+use super::{Member, Volume};
 use crate::device::Write;
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{MappedChunk, Stripe};
@@ -24,11 +26,11 @@ use std::thread;
 
 /// A part of a write that lies in one place of one device.
 #[derive(Clone, Debug)]
-struct Transfer<'a> {
-    stripe: Stripe,
+pub(super) struct Transfer<'a> {
+    pub(super) stripe: Stripe,
     /// Which write it belongs to.
-    of: usize,
-    data: Cow<'a, [IoSlice<'a>]>,
+    pub(super) of: usize,
+    pub(super) data: Cow<'a, [IoSlice<'a>]>,
 }
 
 impl Volume {
@@ -51,40 +53,72 @@ impl Volume {
 
     /// Writes several ranges that do not touch each other to all copies, all in flight together. A
     /// result for each, as of [`Volume::write`].
+    ///
+    /// With parity, the rest of the rows is read, so that their parity stays right. A crash in the
+    /// midst, together with the loss of a device, costs what else lies in these rows.
     pub fn write_batch(&self, writes: &[(Logical, &[IoSlice<'_>])]) -> Vec<VolumeResult<()>> {
+        self.write_ranges(writes, Fill::Read)
+    }
+
+    /// As [`Volume::write_batch`], where nothing of value lies in the rows of these ranges beside
+    /// them: with parity, the rest of the rows is overwritten with zeros, and nothing is read.
+    pub fn write_fresh(&self, writes: &[(Logical, &[IoSlice<'_>])]) -> Vec<VolumeResult<()>> {
+        self.write_ranges(writes, Fill::Zeros)
+    }
+
+    fn write_ranges(
+        &self,
+        writes: &[(Logical, &[IoSlice<'_>])],
+        fill: Fill,
+    ) -> Vec<VolumeResult<()>> {
         let mut results: Vec<VolumeResult<()>> = writes.iter().map(|_| Ok(())).collect();
         let mut transfers = Vec::with_capacity(2 * writes.len());
+        let mut pieces = Vec::new();
         for (n, (at, data)) in writes.iter().enumerate() {
-            let before = transfers.len();
-            if let Err(error) = self.cut(*at, data, n, &mut transfers) {
-                transfers.truncate(before);
+            let before = (transfers.len(), pieces.len());
+            if let Err(error) = self.cut(*at, data, n, &mut transfers, &mut pieces) {
+                transfers.truncate(before.0);
+                pieces.truncate(before.1);
                 results[n] = Err(error);
             }
         }
-        for (of, error) in self.transfer(&transfers) {
-            results[of] = Err(error);
+        if !transfers.is_empty() {
+            for (of, error) in self.transfer(&transfers) {
+                results[of] = Err(error);
+            }
+        }
+        if !pieces.is_empty() {
+            for (of, error) in self.write_pieces(pieces, fill) {
+                results[of] = Err(error);
+            }
         }
         results
     }
 
-    /// Cuts a write into transfers. A failed device gets none while others have the bytes.
+    /// Cuts a write into transfers, and into pieces where there is parity. A failed device gets no
+    /// transfer while others have the bytes.
     fn cut<'a>(
         &self,
         at: Logical,
         data: &'a [IoSlice<'_>],
         of: usize,
         transfers: &mut Vec<Transfer<'a>>,
+        pieces: &mut Vec<Piece<'a>>,
     ) -> VolumeResult<()> {
         let len = data.iter().map(|d| d.len() as u64).sum::<u64>();
         let mut done = 0;
         while done < len {
             let found = self.map.lookup(at.plus(done), len - done)?;
-            without_parity(&found, at)?;
             let data = if found.len == len {
                 Cow::Borrowed(data)
             } else {
                 Cow::Owned(part(data, done..done + found.len))
             };
+            if found.has_parity() {
+                pieces.push(Piece { at: at.plus(done), len: found.len, of, data });
+                done += found.len;
+                continue;
+            }
             let takes_none = |s: &Stripe| self.member(s.device).is_none_or(Member::has_failed);
             let any_takes = !found.stripes.iter().all(takes_none);
             for stripe in found.stripes {
@@ -99,7 +133,7 @@ impl Volume {
     }
 
     /// Carries transfers out, and returns the writes of which bytes are on no device that counts.
-    fn transfer(&self, transfers: &[Transfer<'_>]) -> Vec<(usize, VolumeError)> {
+    pub(super) fn transfer(&self, transfers: &[Transfer<'_>]) -> Vec<(usize, VolumeError)> {
         let on = |id: DeviceId| move |t: &&Transfer<'_>| t.stripe.device == id;
         let busy: SmallVec<[&Member; 4]> = self
             .members

@@ -12,7 +12,8 @@ use super::{
 use crate::attach::{AttachSocket, StartLock};
 use crate::failure::Advise;
 use crate::image::{
-    Access, advise_content, advise_filesystem, advise_open, as_devices, note_devices, when_free,
+    Access, advise_content, advise_filesystem, advise_open, as_devices, may_be_degraded,
+    note_devices, when_free,
 };
 use crate::mount_options::{MountWishes, whole};
 use crate::state::Claim;
@@ -142,7 +143,7 @@ fn open_and_mount(
         read_only: wishes.read_only,
         no_log_replay: wishes.no_log_replay,
         metadata_dump: false,
-        degraded: wishes.degraded,
+        degraded: wishes.degraded || may_be_degraded(),
         subvol: wishes.subvol.clone(),
         cache_size: wishes.cache_size.unwrap_or(OpenOptions::default().cache_size),
         commit_interval: Some(wishes.commit),

@@ -26,10 +26,12 @@
 mod first;
 mod further;
 mod mounts;
+mod scrubs;
 mod sends;
 
 use crate::attach::{self, StartLock};
 use crate::failure::{self, Advise, usage};
+use crate::image::may_be_degraded;
 use crate::mount_options::{self, MountWishes};
 use crate::state;
 use crate::{devices, mount_table, print};
@@ -139,6 +141,9 @@ fn call(role: &str, options: &[String]) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec!["mount".into(), role.into()];
     for list in options {
         arguments.extend(["-o".into(), list.into()]);
+    }
+    if may_be_degraded() {
+        arguments.extend(["-o".into(), "degraded".into()]);
     }
     arguments
 }

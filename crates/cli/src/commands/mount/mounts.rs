@@ -3,10 +3,11 @@
 //! - *A program asks at the socket for a mount.* Options of the whole file system must be as they
 //!   are. The mount helper of the new mount makes it, and a thread serves it.
 //! - *A program asks for a stream.* Module `sends` writes it.
+//! - *A program asks for a scrub.* Module `scrubs` has it.
 //! - *A mount ends, others stay.* What only this mount held is deleted. Everything becomes durable.
 //!   The result goes to the state file, the mount helper tidies up and ends, and the lock of the
 //!   state file is released: `larder umount` of this mount returns.
-//! - *The last mount ends.* No further mount is let in. Streams end, the engine is closed, the
+//! - *The last mount ends.* No further mount is let in. Streams and scrubs end, the engine is closed, the
 //!   result goes to the state file, the mount helper tidies up, and the process exits.
 //! - *A signal comes.* No further mount is let in. Each mount is unmounted by its own mount helper;
 //!   one that is in use is taken out of sight, and ends with its last user.
@@ -14,6 +15,7 @@
 //! A mount whose mount helper was killed cannot be unmounted. After a signal the daemon does not
 //! wait for such mounts: everything is made durable, and they die with the process.
 
+use super::scrubs::Scrubs;
 use super::sends::Sends;
 use super::{request, tidy_up};
 use crate::attach::{Answer, AttachSocket, MountRequest, Received, Requester};
@@ -73,6 +75,7 @@ pub(super) struct Mounts {
     served: Mutex<ServedMounts>,
     changed: Condvar,
     sends: Sends,
+    scrubs: Scrubs,
 }
 
 impl Mounts {
@@ -92,6 +95,7 @@ impl Mounts {
             served: Mutex::default(),
             changed: Condvar::new(),
             sends: Sends::default(),
+            scrubs: Scrubs::default(),
         })
     }
 
@@ -233,6 +237,10 @@ impl Mounts {
             Received::Send { wanted, outlet } => {
                 let open = || self.fs.read().unwrap_or_else(PoisonError::into_inner).clone();
                 self.sends.serve(open, &wanted, outlet);
+            }
+            Received::Scrub { wanted, kept, outlet } => {
+                let open = || self.fs.read().unwrap_or_else(PoisonError::into_inner).clone();
+                self.scrubs.serve(open, &wanted, kept, &outlet);
             }
         }
     }
@@ -401,6 +409,7 @@ impl Mounts {
         let last = std::mem::take(&mut served.list);
         drop(served);
         self.sends.end();
+        self.scrubs.end();
         let fs = self.fs.write().unwrap_or_else(PoisonError::into_inner).take();
         let closed = self.group.take_closed().or_else(|| fs.as_ref().map(|fs| fs.close()));
         let closed = closed.unwrap_or(Ok(())).map_err(anyhow::Error::new);

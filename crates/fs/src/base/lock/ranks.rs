@@ -79,6 +79,8 @@ Device {
     Joined = "a transaction handle";
     /// Extent items of a file.
     Extents = "a file's extent lock";
+    /// Data is written over. A scrub compares copies of such data while nothing is.
+    InPlace = "writing in place";
     /// What chunks take of the device. Held while unallocated space is discarded, so that no chunk
     /// is made there.
     DeviceSpace = "the map of the device";
@@ -174,6 +176,10 @@ Nothing {
     /// What a parked caller of a completion learns. It is locked in the middle of a commit or of a
     /// step of a log.
     Parked = "a parked caller";
+    /// The chunks that a scrub has yet to read.
+    ScrubQueue = "the queue of a scrub";
+    /// How far a scrub is.
+    ScrubState = "the state of a scrub";
     /// The threads of an engine.
     Threads = "the threads";
     /// Packers that nothing uses at the moment.

@@ -88,6 +88,10 @@ pub enum Fault {
     MirrorErrors,
     /// Report success although a metadata write failed.
     IgnoreWriteErrors,
+    /// Hand out what is free in rows with parity of which something is in use.
+    RowsShared,
+    /// Write no parity.
+    NoParity,
     /// Discard freed space before the superblock that frees it is durable.
     DiscardEarly,
     /// Discard whole granules although something in them is in use.

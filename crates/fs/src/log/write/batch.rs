@@ -359,7 +359,7 @@ fn write_nodes(core: &Core, txn: &Txn, mut out: Vec<Outgoing>) -> crate::error::
 impl TxnLog {
     /// A superblock that leads to these nodes is durable.
     fn completed(&self, core: &Core, txn: &Txn, completed: Written) {
-        self.content.lock().reuse(completed.replaced);
+        self.content.lock().reuse(core, completed.replaced);
         let mut queue = self.queue.lock();
         queue.durable = queue.durable.max(completed.upto);
         let served = queue.take_served();

@@ -4,10 +4,14 @@
 //! extent tree, but only taken in the allocator's map. A node that a later batch has replaced may
 //! be used again as soon as a superblock without it is durable. All nodes are free once the
 //! transaction to which the log belongs is published.
+//!
+//! Where there is parity, nodes that are written together have rows of their own. So the place of a
+//! node that was replaced goes back to the allocator, which knows when its row is free.
 
 use super::{Cause, NotLogged, Result};
 use crate::engine::Core;
 use crate::space::groups::ClusterUser;
+use crate::space::stripes::Unit;
 use crate::space::{Run, SpaceKind};
 use larder_format::{Generation, Logical};
 use std::collections::BTreeSet;
@@ -21,11 +25,17 @@ pub(super) struct Blocks {
     unused: Vec<Logical>,
     /// Those whose nodes were replaced in memory since the last [`Self::take_replaced`].
     replaced: Vec<Logical>,
+    /// What is written together now.
+    step: Option<Unit>,
     /// For tests that break the engine: replaced nodes are overwritten at once.
     pub(super) overwrites: bool,
 }
 
 impl Blocks {
+    /// Nodes that get their places from now on are written together.
+    pub(super) fn begin_step(&mut self, core: &Core) {
+        self.step = Some(core.space.groups.next_log_step());
+    }
     /// An address for a node of the log of `generation`. Never waits.
     ///
     /// # Errors
@@ -40,7 +50,9 @@ impl Blocks {
             .try_reserve(SpaceKind::Metadata, bytes)
             .ok_or(NotLogged::Commit(Cause::NoSpace))?;
         let known = Generation(generation.0 - 1);
-        let got = core.space.groups.allocate_block(ClusterUser::Running, known, &mut space);
+        let groups = &core.space.groups;
+        let step = *self.step.get_or_insert_with(|| groups.next_log_step());
+        let got = groups.allocate_block((ClusterUser::Running, step), known, &mut space);
         let at = got.map_err(|_| NotLogged::Commit(Cause::NewChunk))?;
         self.taken.insert(at);
         Ok(at)
@@ -59,8 +71,17 @@ impl Blocks {
         std::mem::take(&mut self.replaced)
     }
     /// Nothing durable leads to these addresses any more.
-    pub(super) fn reuse(&mut self, some: Vec<Logical>) {
-        self.unused.extend(some);
+    pub(super) fn reuse(&mut self, core: &Core, some: Vec<Logical>) {
+        let groups = &core.space.groups;
+        for at in some {
+            if groups.find(at).is_some_and(|g| g.stripes().is_some()) {
+                if self.taken.remove(&at) {
+                    groups.give_back(Run::new(at, u64::from(core.nodesize())), None);
+                }
+            } else {
+                self.unused.push(at);
+            }
+        }
     }
     /// The log has ended: returns all its space, pinned until its transaction is published.
     ///

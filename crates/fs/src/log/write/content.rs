@@ -88,6 +88,7 @@ impl Content {
         if self.blocks.len() > MOST_NODES {
             return Err(NotLogged::Commit(Cause::TooMuch));
         }
+        self.blocks.begin_step(core);
         let mut nodes = Vec::new();
         let roots = self.roots.get_or_insert_with(|| LogTree::new(core.nodesize()));
         for (id, (_, log)) in &mut self.subvols {
@@ -108,8 +109,8 @@ impl Content {
         Ok(Edition { root, nodes, replaced: self.blocks.take_replaced() })
     }
     /// Nothing durable leads to these nodes any more.
-    pub(super) fn reuse(&mut self, nodes: Vec<Logical>) {
-        self.blocks.reuse(nodes);
+    pub(super) fn reuse(&mut self, core: &Core, nodes: Vec<Logical>) {
+        self.blocks.reuse(core, nodes);
     }
     /// The log has ended: returns its space, pinned.
     ///

@@ -37,7 +37,6 @@ impl Allocator {
         kind: SpaceKind,
         seen: Option<Seen>,
     ) -> Result<ChunkOutcome> {
-        let flags = self.flags(kind);
         #[cfg(test)]
         self.at_the_door.fetch_add(1, Ordering::AcqRel);
         // Held until the group is there. Otherwise another thread could see the device without the
@@ -46,7 +45,10 @@ impl Allocator {
         if seen.is_some_and(|seen| seen != self.seen(kind)) {
             return Ok(ChunkOutcome::Granted);
         }
-        let Some(plan) = self.plan(&device, kind) else { return Ok(ChunkOutcome::NoRoom) };
+        // Asked once: a device may fail meanwhile.
+        let flags = self.flags(kind);
+        let wanted = self.wanted_as(kind, flags);
+        let Some(plan) = device.plan(&wanted) else { return Ok(ChunkOutcome::NoRoom) };
         let Some(start) = device.address_for(&plan) else { return Ok(ChunkOutcome::NoRoom) };
         let left = self.metadata_capacity(&device, Some(&plan));
         let overcommit = self.overcommit(left);
@@ -91,10 +93,12 @@ impl Allocator {
         let (run, flags) = (new.run, new.chunk.flags);
         let in_map = mapped(run.start, &new.chunk);
         let excluded = in_map.superblock_ranges();
+        let columns = super::columns(self.discards.options(), &in_map);
         self.volume.add_chunk(in_map)?;
         device.add(run.start, new.chunk.clone());
         txn.note_group(new);
-        let group = BlockGroup::empty(run, flags, txn.generation(), &excluded);
+        let group =
+            BlockGroup::empty(run, flags, txn.generation(), &excluded).with_columns(columns);
         self.groups.add_new(group, overcommit).map(drop)
     }
 

@@ -128,7 +128,8 @@ fn those_who_find_no_space_at_the_same_time_get_one_chunk() {
         for _ in 0..THREADS {
             s.spawn(|| {
                 let mut mine = space.accounts.reserve(SpaceKind::Metadata, 8 * MIB).unwrap();
-                let blocks = space.allocate_blocks(&w.core().txns, 512, &mut mine).unwrap();
+                let blocks =
+                    space.allocate_blocks(&w.core().txns, Generation(1), 512, &mut mine).unwrap();
                 let nodesize = u64::from(w.core().nodesize());
                 blocks.into_iter().for_each(|at| space.give_back(Run::new(at, nodesize), None));
             });

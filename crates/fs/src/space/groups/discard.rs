@@ -8,6 +8,8 @@
 //! gives back whole blocks of its own. So space is discarded by *granules*. The last bytes of a
 //! granule that become free take along the rest of it, which was free before. So nothing has to
 //! remember what was not discarded when it was freed.
+//!
+//! Where there is parity, only full stripes are discarded that are freed, or free, as a whole.
 
 use super::{BlockGroup, Groups};
 use crate::space::Run;
@@ -25,6 +27,7 @@ impl Groups {
     pub(crate) fn pin_granules(&self, run: Run, granule: u64) -> Option<Run> {
         let group = self.find_run(run).expect("space of a known group");
         let base = group.run.start;
+        let granule = group.stripes.map_or(granule, |s| granule.next_multiple_of(s.len()));
         let floor = |at: Logical| base.plus((at.0 - base.0) / granule * granule);
         let ceil = |at: Logical| {
             base.plus((at.0 - base.0).div_ceil(granule) * granule).min(group.run.end())
@@ -32,7 +35,7 @@ impl Groups {
         let (start, end) = (run.start, run.end());
         let mut s = group.state.lock();
         let free = |from, to| match Run::between(from, to) {
-            Some(part) => !s.read_only && s.free.is_free(part),
+            Some(part) => !s.read_only && s.rows.is_none() && s.free.is_free(part),
             None => true,
         };
         let mut from = if free(floor(start), start) { floor(start) } else { ceil(start) };
@@ -96,18 +99,27 @@ impl Groups {
             if run.len < wanted.least {
                 continue;
             }
-            let sector = u64::from(SECTOR_SIZE);
-            let whole = s.free.next_from(Logical(run.start.0 / sector * sector))?;
-            let mut len = (run.end().0.next_multiple_of(sector) - whole.start.0)
-                .min(whole.len)
-                .min(wanted.most);
+            let (unit, room) = match group.stripes {
+                None => {
+                    let sector = u64::from(SECTOR_SIZE);
+                    let whole = s.free.next_from(Logical(run.start.0 / sector * sector))?;
+                    let len = run.end().0.next_multiple_of(sector) - whole.start.0;
+                    (sector, Run::new(whole.start, len.min(whole.len)))
+                }
+                Some(stripes) => match stripes.whole(run) {
+                    Some(whole) => (stripes.len(), whole),
+                    None => continue,
+                },
+            };
+            let most = (wanted.most / unit).max(1) * unit;
+            let mut len = room.len.min(most);
             while len > 0 && !self.space.try_pin(group.kind(), len) {
-                len = len / 2 / sector * sector;
+                len = len / 2 / unit * unit;
             }
             if len == 0 {
                 return None;
             }
-            let part = Run::new(whole.start, len);
+            let part = Run::new(room.start, len);
             s.free.remove_range(part);
             s.pinned += len;
             group.check(&s);

@@ -16,6 +16,7 @@ use zerocopy::IntoBytes;
 const MIB: u64 = 1 << 20;
 const NODE: u32 = 16384;
 const ANY: Generation = Generation(u64::MAX);
+const UNIT: Unit = Unit::Transaction(ANY);
 
 fn run(bytes: Range<u64>) -> Run {
     Run::between(Logical(bytes.start), Logical(bytes.end)).expect("not empty")
@@ -146,7 +147,7 @@ fn blocks_rise_in_windows_of_their_own() {
     let mut seen = std::collections::BTreeSet::new();
     for i in 0..120 {
         let user = if i % 2 == 0 { ClusterUser::Running } else { ClusterUser::Committer };
-        let at = g.allocate_block(user, ANY, &mut r).unwrap();
+        let at = g.allocate_block((user, UNIT), ANY, &mut r).unwrap();
         let before = std::mem::replace(&mut last[user as usize], at);
         if i > 1 && i < 100 {
             assert_eq!(at, before.plus(u64::from(NODE)), "block {i}");
@@ -157,11 +158,11 @@ fn blocks_rise_in_windows_of_their_own() {
     let free = g.all()[0].usage().free;
     let too_many = usize::try_from(free / u64::from(NODE)).unwrap() + 1;
     let held = r.bytes();
-    assert!(g.allocate_blocks(ClusterUser::Running, too_many, ANY, &mut r).is_err());
+    assert!(g.allocate_blocks((ClusterUser::Running, UNIT), too_many, ANY, &mut r).is_err());
     assert_eq!(g.all()[0].usage().free, free);
     assert!(r.bytes() >= held);
     assert_eq!(
-        g.allocate_blocks(ClusterUser::Running, too_many - 1, ANY, &mut r).unwrap().len(),
+        g.allocate_blocks((ClusterUser::Running, UNIT), too_many - 1, ANY, &mut r).unwrap().len(),
         too_many - 1
     );
 }
@@ -175,13 +176,13 @@ fn a_commit_takes_no_blocks_from_groups_that_it_does_not_have() {
     ]);
     let mut r = meta(&g, 2 * MIB);
     for _ in 0..MIB / u64::from(NODE) {
-        let at = g.allocate_block(ClusterUser::Committer, Generation(8), &mut r).unwrap();
+        let at = g.allocate_block((ClusterUser::Committer, UNIT), Generation(8), &mut r).unwrap();
         assert!(at >= Logical(64 * MIB));
     }
-    let none = g.allocate_block(ClusterUser::Committer, Generation(8), &mut r);
+    let none = g.allocate_block((ClusterUser::Committer, UNIT), Generation(8), &mut r);
     assert_eq!(none, Err(NeedChunk(SpaceKind::Metadata)));
     assert_eq!(
-        g.allocate_block(ClusterUser::Running, Generation(9), &mut r),
+        g.allocate_block((ClusterUser::Running, UNIT), Generation(9), &mut r),
         Ok(Logical(16 * MIB))
     );
     let mut system = g.space().empty(SpaceKind::System);
@@ -204,7 +205,7 @@ fn holes_that_lie_askew_are_used_last() {
         &[],
     )]);
     let mut r = g.space().empty(SpaceKind::Metadata);
-    let both = g.allocate_blocks(ClusterUser::Running, 2, ANY, &mut r).unwrap();
+    let both = g.allocate_blocks((ClusterUser::Running, UNIT), 2, ANY, &mut r).unwrap();
     assert_eq!(both, [Logical(MIB + 65536), Logical(MIB + 4096)]);
 }
 
@@ -399,7 +400,7 @@ proptest! {
                     let newest = Generation(1 + u64::from(n) % 2);
                     let user =
                         if n % 4 < 2 { ClusterUser::Running } else { ClusterUser::Committer };
-                    if let Ok(at) = g.allocate_block(user, newest, &mut r) {
+                    if let Ok(at) = g.allocate_block((user, UNIT), newest, &mut r) {
                         prop_assert!(newest.0 == 2 || at.0 < 2 * MIB);
                         owned.push(run(at.0..at.0 + 4096));
                     }
@@ -462,7 +463,8 @@ fn threads_leave_nothing_behind() {
                             )
                             .ok(),
                         );
-                    } else if let Ok(at) = g.allocate_block(user, Generation(n % 4), &mut r) {
+                    } else if let Ok(at) = g.allocate_block((user, UNIT), Generation(n % 4), &mut r)
+                    {
                         mine.push(run(at.0..at.0 + 4096));
                     }
                     if n % 5 == 0 {
@@ -489,4 +491,150 @@ fn threads_leave_nothing_behind() {
         assert!(g.remove_unpromised(group));
     }
     assert_eq!(g.space().figures(SpaceKind::Metadata), Figures::default());
+}
+
+/// Two groups for data and metadata with rows of three columns.
+fn with_rows() -> Groups {
+    let g = Groups::new(Space::new(true), 16384);
+    let flags = BlockGroupFlags::DATA | BlockGroupFlags::METADATA | BlockGroupFlags::RAID5;
+    let stripe = 3 * STRIPE_LEN;
+    for n in 0..2 {
+        let run = Run::new(Logical(MIB + n * 8 * stripe), 8 * stripe);
+        let copy = [(run.start.plus(stripe), stripe)];
+        let group = BlockGroup::empty(run, flags, Generation(1), &copy);
+        g.add(group.with_columns(3)).unwrap();
+    }
+    g.space().set_data_charge(g.widest_row(4));
+    g
+}
+
+/// The rows that a run lies in.
+fn rows(run: Run) -> impl Iterator<Item = u64> {
+    let row = |at: u64| {
+        let into = at - MIB;
+        into / (3 * STRIPE_LEN) * 16 + into % STRIPE_LEN / 4096
+    };
+    (run.start.0..run.end().0).step_by(4096).map(row)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    /// Whatever is allocated and freed: a row has sectors of one unit only until all of it is free,
+    /// what was reserved is there, and the account agrees with the groups.
+    #[test]
+    fn rows_are_shared_within_a_unit_only(
+        ops in prop::collection::vec((0u8..9, any::<u32>()), 1..200),
+    ) {
+        let g = with_rows();
+        prop_assert_eq!(g.space().charge(SpaceKind::Data), 3);
+        let mut meta = g.space().empty(SpaceKind::Metadata);
+        let (mut owned, mut pinned): (Vec<Run>, Vec<Run>) = (Vec::new(), Vec::new());
+        let mut of_row: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        // Units of both users, of a log, and of data, which all have numbers of their own.
+        let mut units = [1u64, 2, 3, 4];
+        let mut next = 5;
+        for (op, n) in ops {
+            let slot = n as usize % owned.len().max(1);
+            let mut took = Vec::new();
+            match op {
+                0..=2 => {
+                    let user = if op == 1 { ClusterUser::Committer } else { ClusterUser::Running };
+                    if n % 5 == 0 {
+                        (units[usize::from(op)], next) = (next, next + 1);
+                    }
+                    let number = units[usize::from(op)];
+                    let unit = match op {
+                        2 => Unit::LogStep(number),
+                        _ => Unit::Transaction(Generation(number)),
+                    };
+                    if let Ok(at) = g.allocate_block((user, unit), ANY, &mut meta) {
+                        took.push((Run::new(at, 16384), number));
+                    }
+                }
+                3 | 4 => {
+                    let most = u64::from(1 + n % 60) * 4096;
+                    if let Some(mut space) = g.space().try_reserve(SpaceKind::Data, most) {
+                        let mut left = most;
+                        while left > 0 {
+                            let wanted = Lengths { most: left, least: 4096 };
+                            // It was promised.
+                            let run = g.allocate_data(wanted, ANY, &mut space).unwrap();
+                            left -= run.len;
+                            (units[3], next) = (next, next + 1);
+                            took.push((run, units[3]));
+                        }
+                        prop_assert_eq!(space.bytes(), 0);
+                        let (run, unit) = took.pop().unwrap();
+                        let half = run.len / 8192 * 4096;
+                        if half > 0 && n % 3 == 0 {
+                            let before = g.space().figures(SpaceKind::Data);
+                            g.give_back(Run::new(run.start.plus(half), run.len - half), Some(&mut space));
+                            let now = g.space().figures(SpaceKind::Data);
+                            prop_assert_eq!(now.reserved - before.reserved, space.bytes() * 3);
+                            prop_assert!(now.free() >= now.reserved);
+                            took.push((Run::new(run.start, half), unit));
+                        } else {
+                            took.push((run, unit));
+                        }
+                    }
+                }
+                5 if !owned.is_empty() => {
+                    let run = owned.swap_remove(slot);
+                    g.pin(run).unwrap();
+                    pinned.push(run);
+                }
+                6 if !owned.is_empty() => {
+                    let run = owned.swap_remove(slot);
+                    g.give_back(run, None);
+                    for row in rows(run) {
+                        of_row.get_mut(&row).unwrap().1 -= 1;
+                    }
+                }
+                7 => {
+                    for run in pinned.drain(..) {
+                        g.unpin(run);
+                        for row in rows(run) {
+                            of_row.get_mut(&row).unwrap().1 -= 1;
+                        }
+                    }
+                }
+                8 if !owned.is_empty() => {
+                    // Discards take whole stripes.
+                    let run = owned.swap_remove(slot);
+                    g.pin(run).unwrap();
+                    if let Some(found) = g.pin_granules(run, STRIPE_LEN) {
+                        prop_assert!(run.contains(found));
+                        prop_assert!((found.start.0 - MIB).is_multiple_of(3 * STRIPE_LEN));
+                        prop_assert!(found.len.is_multiple_of(3 * STRIPE_LEN));
+                        g.discarded(found);
+                    }
+                    for row in rows(run) {
+                        of_row.get_mut(&row).unwrap().1 -= 1;
+                    }
+                }
+                _ => {}
+            }
+            for (run, unit) in took {
+                owned.push(run);
+                for row in rows(run) {
+                    let (of, count) = of_row.entry(row).or_insert((unit, 0));
+                    prop_assert!(*count == 0 || *of == unit, "row {} of {} and {}", row, of, unit);
+                    (*of, *count) = (unit, *count + 1);
+                }
+            }
+            of_row.retain(|_, (_, count)| *count > 0);
+            let figures = g.space().figures(SpaceKind::Data);
+            prop_assert_eq!(figures.used, owned.iter().map(|r| r.len).sum::<u64>());
+            prop_assert_eq!(figures.pinned, pinned.iter().map(|r| r.len).sum::<u64>());
+            prop_assert_eq!(figures.reserved, 0);
+            // Of 16 stripes 2 are left out.
+            let in_rows = (14 * 16 - of_row.len() as u64) * 3 * 4096;
+            prop_assert_eq!(figures.free(), in_rows);
+        }
+        for run in owned {
+            g.give_back(run, None);
+        }
+        pinned.into_iter().for_each(|run| g.unpin(run));
+        prop_assert_eq!(g.space().figures(SpaceKind::Data).free(), 14 * 3 * STRIPE_LEN);
+    }
 }

@@ -62,7 +62,7 @@ impl Space {
     /// The reservation for a ticket that was granted.
     fn taken(self: &Arc<Self>, kind: SpaceKind, ticket: &Ticket) -> Reservation {
         *ticket.state.lock() = TicketState::Taken;
-        self.guard_of(kind, ticket.bytes, ticket.asked)
+        self.guard_of(kind, ticket.bytes / self.charge(kind), ticket.asked)
     }
 
     /// Takes a ticket and waits.
@@ -73,7 +73,8 @@ impl Space {
         asked: Asked,
     ) -> Result<Reservation> {
         let account = self.account(kind);
-        let ticket = Ticket::new(bytes, kind == SpaceKind::Metadata, asked);
+        let charged = bytes.saturating_mul(self.charge(kind));
+        let ticket = Ticket::new(charged, kind == SpaceKind::Metadata, asked);
         account.tickets.fetch_add(1, Ordering::Relaxed);
         account.enter(&ticket);
         let _line = InLine { account, ticket: &ticket };

@@ -27,7 +27,7 @@ impl<F: Fn(SpaceKind, u64) -> Result<bool> + Send + Sync> Reclaim for With<F> {
 fn pinned_is_not_free_and_drop_gives_back() {
     let s = space(100);
     let mut r = s.reserve(META, 60).unwrap();
-    r.consume(50);
+    r.consume(50, Change::default());
     assert_eq!(
         s.figures(META),
         Figures { total: 100, used: 50, pinned: 0, reserved: 10, unusable: 0 }
@@ -100,7 +100,7 @@ fn the_global_reserve_is_for_the_commit_and_for_deletions() {
     let deletion = s.reserve_for_deletion(20).unwrap().split(20);
     assert!(s.reserve_for_deletion(1).is_err(), "half of it stays for the commit");
     let mut commit = s.empty(META);
-    commit.consume(15);
+    commit.consume(15, Change::default());
     assert_eq!(s.global_reserve(), (40, 5));
     assert_eq!(s.figures(META).used, 15);
     drop(deletion);
@@ -120,7 +120,7 @@ fn a_deletion_that_waits_is_served_from_the_global_reserve_once_it_is_full_again
     let _rest = s.reserve(META, 60).unwrap();
     // Half of the reserve is in use. It comes back with the next commit.
     let mut commit = s.empty(META);
-    commit.consume(20);
+    commit.consume(20, Change::default());
     {
         let weak = Arc::downgrade(&s);
         s.set_reclaim(Box::new(With(move |_, _| {
@@ -147,14 +147,14 @@ fn who_is_about_to_give_back_is_waited_for() {
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| s.reserve(META, 30).map(|r| r.bytes()));
         until("a ticket", || s.account(META).state.lock().queue.len() == 1);
-        passing.consume(60);
+        passing.consume(60, Change::default());
         drop(passing);
         assert_eq!(waiter.join().unwrap().unwrap(), 30);
         // The operation ends without giving anything back. Then nothing waits for ever.
         let mut passing = s.reserve_passing(40).unwrap();
         let waiter = scope.spawn(|| s.reserve(META, 30));
         until("a ticket", || s.account(META).state.lock().queue.len() == 1);
-        passing.consume(40);
+        passing.consume(40, Change::default());
         drop(passing);
         assert!(matches!(waiter.join().unwrap(), Err(Error::NoSpace)));
     });
@@ -398,7 +398,7 @@ fn stress_ends_with_nothing_reserved() {
                                 "{figures:?}"
                             );
                             if x.is_multiple_of(3) {
-                                r.consume(bytes / 2);
+                                r.consume(bytes / 2, Change::default());
                                 drop(r);
                                 s.change(META, |p| {
                                     (p.used, p.pinned) = (p.used - bytes / 2, p.pinned + bytes / 2)
@@ -440,7 +440,7 @@ proptest! {
                 2 if !held.is_empty() => drop(held.swap_remove(slot)),
                 3 if !held.is_empty() => {
                     let n = bytes.min(held[slot].bytes()).min(500 - used - pinned);
-                    held[slot].consume(n);
+                    held[slot].consume(n, Change::default());
                     used += n;
                 }
                 4 => {

@@ -1,0 +1,145 @@
+//! What holds for superblocks, and when a device counts as up to date.
+//!
+//! Every copy on every device is intact, and of the last commit. The first copy may have a log
+//! besides. Superblocks come last: with a superblock of the last commit a device that had been away
+//! counts as one that was not, so everything else on it has to be right before.
+//!
+//! While a file system is written, a commit writes all copies anew. Otherwise the copies that are
+//! bad are written, as the last commit wrote them.
+
+use super::control::ScrubControl;
+use super::report::ScrubOptions;
+use crate::engine::Core;
+use crate::error::Result;
+use crate::transaction::SuperblockWritten;
+use larder_format::{DeviceId, Physical, Superblock};
+use larder_volume::superblock::{SuperCopies, read_all_superblocks, write_superblocks};
+use larder_volume::{Device, VolumeError};
+use std::sync::Arc;
+
+/// Copies that are bad.
+struct Bad {
+    id: DeviceId,
+    device: Arc<dyn Device>,
+    places: Vec<Physical>,
+}
+
+/// Judges the superblocks and repairs them.
+///
+/// # Errors
+/// Those of a commit; those of the devices.
+pub(super) fn judge(core: &Core, control: &ScrubControl, options: ScrubOptions) -> Result<()> {
+    let behind = core.volume.behind();
+    let bad = bad_copies(core, control, &behind);
+    for Bad { id, places, .. } in &bad {
+        control.count(*id, |c| c.super_errors += places.len() as u64);
+    }
+    if !bad.is_empty() {
+        if options.read_only || repair(core, control, &bad)? {
+            for Bad { id, places, .. } in &bad {
+                control.count(*id, |c| c.corrected += places.len() as u64);
+            }
+        } else {
+            for Bad { id, places, .. } in &bad {
+                control.count(*id, |c| c.uncorrectable += places.len() as u64);
+            }
+        }
+    }
+    if !options.read_only && core.read_only.is_some() {
+        for id in behind {
+            bring_up_to_date(core, control, id)?;
+        }
+    }
+    Ok(())
+}
+
+/// The copies that are bad, of all devices that were not away.
+fn bad_copies(core: &Core, control: &ScrubControl, behind: &[DeviceId]) -> Vec<Bad> {
+    let written = core.superblock_written.lock();
+    let mut bad = Vec::new();
+    for (id, device) in core.volume.devices() {
+        if behind.contains(&id) || !core.volume.is_usable(id) {
+            continue;
+        }
+        let should = written.superblocks.of(id);
+        let size = should.dev_item.total_bytes.get();
+        control.own();
+        let copies = read_all_superblocks(&**device);
+        let places: Vec<Physical> = copies
+            .into_iter()
+            .filter(|copy| copy.at.0 + (larder_format::SUPER_SIZE as u64) < size)
+            .filter(|copy| !copy.content.as_ref().is_ok_and(|is| is_right(is, &should)))
+            .map(|copy| copy.at)
+            .collect();
+        if !places.is_empty() {
+            bad.push(Bad { id, device: device.clone(), places });
+        }
+    }
+    bad
+}
+
+fn is_right(is: &Superblock, should: &Superblock) -> bool {
+    is.fsid == should.fsid
+        && is.generation() == should.generation()
+        && is.dev_item.devid == should.dev_item.devid
+        && is.dev_item.uuid == should.dev_item.uuid
+        && is.root == should.root
+        && is.chunk_root == should.chunk_root
+}
+
+/// Writes bad copies anew. Returns whether they are good then.
+fn repair(core: &Core, control: &ScrubControl, bad: &[Bad]) -> Result<bool> {
+    if core.read_only.is_none() {
+        core.commit_now()?;
+        return Ok(bad_copies(core, control, &core.volume.behind()).is_empty());
+    }
+    let written = core.superblock_written.lock();
+    let mut good = true;
+    for Bad { id, device, places } in bad {
+        for at in places {
+            let bytes = copy(&written, *id, *at).seal(*at);
+            control.own();
+            if let Err(e) = device.write_at(*at, &bytes) {
+                tracing::warn!("scrub: {}: superblock at {at}: {e}", device.name());
+                good = false;
+            }
+        }
+    }
+    Ok(good)
+}
+
+/// A copy as it should be. Only the first one has a log.
+fn copy(written: &SuperblockWritten, id: DeviceId, at: Physical) -> Box<Superblock> {
+    let mut superblock = written.superblocks.of(id);
+    if at != larder_format::SUPER_OFFSETS[0] {
+        superblock.log_root.set(0);
+        superblock.log_root_level = 0;
+    }
+    superblock
+}
+
+/// A device had been away, and everything else on it is right now: it gets superblocks of the last
+/// commit.
+fn bring_up_to_date(core: &Core, control: &ScrubControl, id: DeviceId) -> Result<()> {
+    let left = control.with(|state| state.of(id).uncorrectable);
+    let device = core.volume.devices().find(|(other, _)| *other == id);
+    let Some((_, device)) = device.filter(|_| left == 0 && core.volume.is_usable(id)) else {
+        return Ok(());
+    };
+    // What the superblock leads to has to be durable before.
+    core.volume.flush()?;
+    let written = core.superblock_written.lock();
+    let superblock = written.superblocks.of(id);
+    let mirrors = copy(&written, id, Physical(0));
+    write_superblocks(&**device, &mirrors, SuperCopies::All)?;
+    write_superblocks(&**device, &superblock, SuperCopies::Primary)?;
+    device.flush().map_err(|source| VolumeError::Io {
+        device: device.name(),
+        op: "flush",
+        at: Physical(0),
+        len: device.size(),
+        source,
+    })?;
+    control.with(|state| state.brought_up_to_date.push(id.0));
+    Ok(())
+}
