@@ -103,6 +103,9 @@ fn linux_and_larder_go_on_with_every_profile() {
         is_sound(&set, &name);
         let first = &set.images()[0];
         assert!(larder(args!["cat", inside(first, "/dir/linux")]).ok().out == vec![7; 3_000_000]);
+        if [data, metadata].iter().any(|p| ["raid5", "raid6"].contains(p)) {
+            continue;
+        }
         let file = dir.path().join("file");
         std::fs::write(&file, vec![8; 2_000_000]).unwrap();
         larder(args!["cp", &file, inside(first, "/dir/larder")]).ok();
