@@ -71,8 +71,8 @@ const STREAM: &[u8] = include_bytes!("../../stream/tests/linux/full.v2");
 
 /// Back to the start. A loop over names keeps it to what there is.
 const RESET: &str = "
-    rm -rf rescued yesterday sdb1.img sdc1.img other.img b.img c.img full.img root.img root.tar.zst layout unpacked
-    rm -rf container.img srv backup.img thesis
+    rm -rf rescued yesterday sdb1.img other.img full.img root.img root.tar.zst layout unpacked
+    rm -rf sdc1.img b.img c.img container.img srv backup.img thesis
     for name in disk old new broken; do cp --sparse=always template.img $name.img; done
 ";
 

@@ -31,15 +31,19 @@ const fn kind(data: Profile, metadata: Profile, disks: usize) -> Kind {
 }
 
 /// All kinds that are tried, those of the same profile for data and metadata first.
-pub const KINDS: [Kind; 12] = [
+pub const KINDS: [Kind; 16] = [
     kind(Profile::Raid1, Profile::Raid1, 2),
     kind(Profile::Raid1c3, Profile::Raid1c3, 3),
     kind(Profile::Raid1c4, Profile::Raid1c4, 4),
     kind(Profile::Raid10, Profile::Raid10, 4),
+    kind(Profile::Raid5, Profile::Raid5, 3),
+    kind(Profile::Raid6, Profile::Raid6, 4),
     kind(Profile::Raid0, Profile::Raid0, 2),
     kind(Profile::Single, Profile::Single, 2),
     kind(Profile::Dup, Profile::Dup, 2),
     kind(Profile::Single, Profile::Raid1, 2),
+    kind(Profile::Raid5, Profile::Raid1, 3),
+    kind(Profile::Raid6, Profile::Raid1c3, 5),
     kind(Profile::Raid0, Profile::Raid1c3, 3),
     kind(Profile::Raid1, Profile::Raid10, 3),
     kind(Profile::Raid10, Profile::Raid1c3, 5),

@@ -198,7 +198,8 @@ impl Judge<'_> {
         drop(fs);
         let mut after = device.image();
         self.read_only(&after, moments).map_err(|e| what(format!("closed again: {e}")))?;
-        if mishap == Mishap::Lost {
+        // A disk that alone had the newest commit comes back to another one of the same number.
+        if mishap == Mishap::Lost && !has_more(image, disks) {
             disks.iter().for_each(|disk| after.take_disk(*disk, image));
             self.read_only(&after, moments).map_err(|e| what(format!("they are back: {e}")))?;
         }
@@ -321,6 +322,24 @@ fn mount(set: &DeviceSet) -> anyhow::Result<KernelMount> {
         _ => set.mount("subvolid=5"),
     }
 }
+
+/// Do these disks have a commit that none of the others has?
+fn has_more(image: &Image, disks: &[usize]) -> bool {
+    let generation = |disk: usize| {
+        let mut bytes = [0; 8];
+        let at = disk as u64 * STRIDE + larder_format::SUPER_OFFSETS[0].0 + GENERATION;
+        image.read(at, &mut bytes);
+        u64::from_le_bytes(bytes)
+    };
+    let newest = |of: bool| {
+        let those = (0..image.sizes().len()).filter(|disk| disks.contains(disk) == of);
+        those.map(generation).max()
+    };
+    newest(true) > newest(false)
+}
+
+/// Where a superblock says of which commit it is.
+const GENERATION: u64 = 0x48;
 
 /// How a refusal ends of what can only be read.
 const READ_ONLY: &str = "it can be opened read-only (-o ro)";
