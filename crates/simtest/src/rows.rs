@@ -1,6 +1,6 @@
 //! Power cuts of a file system on several devices, of which some are lost at the same moment.
 //!
-//! The decision hidden here is how the devices are cut together. [`Disks`] has one clock for all of
+//! The decision hidden here is how the devices are cut together. `Disks` has one clock for all of
 //! them. A write is durable on its device if a flush *of that device* that began after the write
 //! had ended has itself ended. Of the other writes that had begun, each device keeps a set of its
 //! own, and any of them may be torn. Then as many devices are taken away as the profile tolerates.

@@ -4,9 +4,9 @@
 //! besides. Superblocks come last: with a superblock of the last commit a device that had been away
 //! counts as one that was not, so everything else on it has to be right before.
 //!
-//! While a file system is written, a commit writes all copies anew, and takes the mark from a device
-//! that was behind. Otherwise the copies that are bad are written, as the last commit wrote them. A
-//! mark stays then.
+//! While a file system is written, a commit writes all copies anew, and takes the mark from a
+//! device that was behind. Otherwise the copies that are bad are written, as the last commit wrote
+//! them. A mark stays then.
 
 use super::control::ScrubControl;
 use super::report::ScrubOptions;

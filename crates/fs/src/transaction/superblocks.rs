@@ -1,7 +1,7 @@
 //! The superblock as each device has it: the same for all, but for the item of the device itself.
 //!
-//! A device that is behind gets a superblock that says so: its item has a mark, even before a commit
-//! has written the mark to the chunk tree ([`super::commit`]).
+//! A device that is behind gets a superblock that says so: its item has a mark, even before a
+//! commit has written the mark to the chunk tree ([`super::commit`]).
 
 use crate::error::{Error, Place, Result};
 use crate::space::device_items;
