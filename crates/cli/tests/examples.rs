@@ -72,7 +72,7 @@ const STREAM: &[u8] = include_bytes!("../../stream/tests/linux/full.v2");
 /// Back to the start. A loop over names keeps it to what there is.
 const RESET: &str = "
     rm -rf rescued yesterday sdb1.img other.img full.img root.img root.tar.zst layout unpacked
-    rm -rf sdc1.img b.img c.img container.img srv backup.img thesis
+    rm -rf sdc1.img disk-1.img disk-2.img b.img c.img container.img srv backup.img thesis
     for name in disk old new broken; do cp --sparse=always template.img $name.img; done
 ";
 
@@ -122,7 +122,9 @@ impl Playground {
         shell
             .env_remove("XDG_RUNTIME_DIR")
             .env_remove("LARDER_LOG")
-            .env_remove("SOURCE_DATE_EPOCH");
+            .env_remove("SOURCE_DATE_EPOCH")
+            .env_remove("XDG_STATE_HOME")
+            .env("HOME", self.path());
         if self.user != 0 {
             shell.uid(self.user).gid(self.user);
         }
@@ -144,6 +146,13 @@ impl Playground {
             self.sh("larder mount disk.img mnt").ok();
             if line.contains("mnt/home mnt/home-monday") && line.contains("snapshot") {
                 self.sh("larder subvolume delete mnt/home-monday").ok();
+            }
+            // These are of use while a scrub runs, so it has to take long.
+            if ["cancel", "limit", "resume"].iter().any(|w| line.contains(&format!("scrub {w}"))) {
+                self.sh("larder scrub start --limit 4K mnt").ok();
+            }
+            if line.starts_with("larder scrub resume") {
+                self.sh("larder scrub cancel mnt").ok();
             }
         }
         let line = match line.contains("--foreground") {
@@ -194,6 +203,8 @@ fn preparation(line: &str) -> &'static str {
         larder mkdir disk.img:/.snapshots
         larder subvolume snapshot -r disk.img:/home disk.img:/.snapshots/home.20251118T040000Z
         larder backup disk.img:/home backup.img:/"
+    } else if line.contains("disk-1.img") && !line.contains("mkfs") {
+        "larder mkfs --size 128M -d raid1 -m raid1 disk-1.img disk-2.img"
     // A new image, or one that is made over.
     } else if line.contains("mkfs") && line.contains("sdb1.img") {
         "truncate -s 128M sdb1.img sdc1.img"

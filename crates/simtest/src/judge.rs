@@ -133,7 +133,7 @@ impl Judge<'_> {
                 done.hurt += 1;
             }
         }
-        if self.chosen(id, self.depth.kernel, 4) {
+        if self.chosen(id, self.depth.kernel, 4) && agree_on_log(image) {
             self.kernel(image)?;
             done.kernel += 1;
         }
@@ -355,6 +355,22 @@ fn has_log(image: &Image) -> bool {
         image.read(first + larder_format::SUPER_OFFSETS[0].0 + LOG_ROOT, &mut log_root);
         log_root != [0; 8]
     })
+}
+
+/// Have all disks of the newest commit the same log? If a power cut came while a log was attached,
+/// Linux goes by the disk that it reads first, and Larder by the newest log. Nobody was told that
+/// this log is durable, so both are right.
+fn agree_on_log(image: &Image) -> bool {
+    let field = |disk: u64, at: u64| {
+        let mut bytes = [0; 8];
+        image.read(disk * STRIDE + larder_format::SUPER_OFFSETS[0].0 + at, &mut bytes);
+        u64::from_le_bytes(bytes)
+    };
+    let disks = 0..image.sizes().len() as u64;
+    let newest = disks.clone().map(|disk| field(disk, GENERATION)).max();
+    let mut logs = disks.filter(|d| Some(field(*d, GENERATION)) == newest);
+    let first = logs.next().map(|disk| field(disk, LOG_ROOT));
+    logs.all(|disk| Some(field(disk, LOG_ROOT)) == first)
 }
 
 fn to_files(image: &Image) -> Result<(tempfile::TempDir, DeviceSet), String> {

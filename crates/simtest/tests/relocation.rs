@@ -25,12 +25,21 @@ fn open(device: &Arc<SimDevice>, tuning: Tuning) -> Arc<Filesystem> {
 }
 
 fn file(fs: &Filesystem, dir: InodeId, name: &str, data: &[u8]) -> InodeId {
+    try_file(fs, dir, name, data).unwrap()
+}
+
+fn try_file(
+    fs: &Filesystem,
+    dir: InodeId,
+    name: &str,
+    data: &[u8],
+) -> Result<InodeId, larder_fs::Error> {
     let id = match fs.lookup(dir, name.as_bytes()) {
         Ok(found) => found.id,
-        Err(_) => fs.create(dir, name.as_bytes(), &new(FileKind::Regular)).unwrap().id,
+        Err(_) => fs.create(dir, name.as_bytes(), &new(FileKind::Regular))?.id,
     };
-    fs.write(id, 0, data).unwrap();
-    id
+    fs.write(id, 0, data)?;
+    Ok(id)
 }
 
 fn content(fs: &Filesystem, id: InodeId) -> Vec<u8> {
@@ -183,9 +192,9 @@ fn beside_writers(tuning: Tuning, seed: usize) -> Result<usize, String> {
     let promised: Mutex<Vec<(Seq, String, Vec<u8>)>> = Mutex::default();
     let over = AtomicBool::new(false);
     let outcome = std::thread::scope(|threads| {
-        for writer in 0..2 {
+        let write = |writer: usize| {
             let (fs, device, promised, over) = (&fs, &device, &promised, &over);
-            threads.spawn(move || {
+            threads.spawn(move || -> Result<(), larder_fs::Error> {
                 let root = fs.root();
                 let sub = fs.lookup(root, b"sub").unwrap().id;
                 for n in 0..40 {
@@ -194,19 +203,24 @@ fn beside_writers(tuning: Tuning, seed: usize) -> Result<usize, String> {
                     }
                     let name = format!("writer {writer}, {n}");
                     let data = bytes(seed + n, n * 997 % 12_000 + 1);
-                    let id = file(fs, root, &name, &data);
+                    let id = try_file(fs, root, &name, &data)?;
                     if fs.fsync(id, false).is_ok() {
                         promised.lock().unwrap().push((device.mark(), name, data));
                     }
-                    let other = file(fs, sub, &format!("file {}", (n * 7 + seed) % 60), b"again");
+                    let other =
+                        try_file(fs, sub, &format!("file {}", (n * 7 + seed) % 60), b"again")?;
                     let size = Some((n * 300) as u64);
                     let _ = fs.setattr(other, &SetAttr { size, ..SetAttr::default() });
                 }
-            });
-        }
+                Ok(())
+            })
+        };
+        let writers = [0, 1].map(write);
         let outcome = relocate_all(&fs);
         over.store(true, Ordering::Relaxed);
-        outcome
+        writers.into_iter().fold(outcome, |all, one| {
+            all.and(one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
     });
     outcome.map_err(|e| e.to_string())?;
     let sub = fs.lookup(fs.root(), b"sub").unwrap().id;

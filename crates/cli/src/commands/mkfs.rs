@@ -21,9 +21,9 @@ Examples:
   fallocate -l 8G disk.img && larder mkfs --nodiscard disk.img
   SOURCE_DATE_EPOCH=0 larder mkfs --size 1G --uuid 6ba7b810-9dad-11d1-80b4-00c04fd430c8 a.img
 
-A file system on several devices is named by any of them afterwards: block devices
-are found by its uuid, image files in the same directory. All targets are looked at
-before the first one is changed.
+A file system on several devices is named by any of them afterwards: block
+devices are found by its uuid, image files in the same directory. All targets
+are looked at before the first one is changed.
 
 An image made with --uuid and SOURCE_DATE_EPOCH is the same, byte for byte,
 every time; by whatever user, with --root-owner. With --nodiscard that holds for

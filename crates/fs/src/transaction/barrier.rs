@@ -126,6 +126,13 @@ impl Ground {
         {
             return write_superblocks(&**device, &superblocks.of(id), which);
         }
+        if fault!(self.options.tuning, SuperblockOnSome) {
+            let behind = self.volume.behind();
+            let mut others = self.volume.devices().filter(|(id, _)| !behind.contains(id));
+            return others.try_for_each(|(id, device)| {
+                write_superblocks(&**device, &superblocks.of(id), which)
+            });
+        }
         self.volume.write_superblocks(&|id| superblocks.of(id), which)
     }
 }
