@@ -548,7 +548,7 @@ fn what_it_does_not_do_is_refused_by_name() {
         ("balance start --full-balance .", "no balance"),
         ("filesystem resize -10M .", "resizes nothing"),
         ("filesystem defragment -r .", "larder map"),
-        ("device add /dev/none .", "one device"),
+        ("device add /dev/none .", "replaces no device"),
         ("quota enable .", "no quota groups"),
         ("subvolume create -i 1/0 x", "no quota groups"),
         ("subvolume list -d .", "larder stats"),

@@ -6,10 +6,10 @@ use std::ffi::OsString;
 /// Commands of btrfs-progs, and what to do. One that Larder learns leaves this list.
 const INSTEAD: [(&str, &str); 28] = [
     ("balance start", "Larder has no balance; mounted by Linux, the image has one"),
-    ("device add", ONE_DEVICE),
-    ("device delete", ONE_DEVICE),
-    ("device remove", ONE_DEVICE),
-    ("device replace", ONE_DEVICE),
+    ("device add", OTHER_DEVICES),
+    ("device delete", OTHER_DEVICES),
+    ("device remove", OTHER_DEVICES),
+    ("device replace", OTHER_DEVICES),
     ("device scan", "Larder needs no scan: give the image to `larder mount`"),
     ("device ready", "Larder needs no scan: give the image to `larder mount`"),
     ("filesystem defragment", "see `larder map` for what is fragmented; copying a file mends it"),
@@ -21,7 +21,7 @@ const INSTEAD: [(&str, &str); 28] = [
     ("inspect-internal list-chunks", "see `larder inspect chunks IMAGE`"),
     ("qgroup", NO_QUOTAS),
     ("quota", NO_QUOTAS),
-    ("replace start", ONE_DEVICE),
+    ("replace start", OTHER_DEVICES),
     ("rescue chunk-recover", RESTORE),
     ("rescue super-recover", RESTORE),
     ("rescue fix-device-size", RESTORE),
@@ -35,7 +35,8 @@ const INSTEAD: [(&str, &str); 28] = [
     ("subvolume list -d", "`larder stats` says how many subvolumes are being deleted"),
 ];
 
-const ONE_DEVICE: &str = "a file system of Larder has one device";
+const OTHER_DEVICES: &str =
+    "Larder adds, removes and replaces no device; mounted by Linux, the file system can do that";
 const NO_QUOTAS: &str = "Larder has no quota groups";
 const RESTORE: &str = "see `larder check` for what is wrong, and `larder restore`";
 
