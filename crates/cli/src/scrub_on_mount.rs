@@ -8,6 +8,7 @@
 use crate::attach::{ScrubOrder, ScrubRequest};
 use crate::conduit::{Ended, Inlet};
 use crate::failure::Advise;
+use crate::interrupt::Interrupt;
 use crate::print;
 use crate::send_on_mount::Served;
 use anyhow::{Context, anyhow};
@@ -16,6 +17,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A scrub was to be started beside another one.
 pub(crate) const IS_RUNNING: &str = "a scrub is running already";
@@ -24,6 +26,8 @@ pub(crate) const NOT_RUNNING: &str = "no scrub is running";
 /// There is no scrub to go on with.
 pub(crate) const NOTHING_TO_RESUME: &str = "there is no scrub that could be resumed";
 
+/// How often a waiter asks how far a scrub is.
+const TICK: Duration = Duration::from_millis(200);
 /// Longest state that is read.
 const MOST_BYTES: u64 = 16 << 20;
 
@@ -95,6 +99,28 @@ impl Scrubbed {
         if let Some(state) = state.as_mut().filter(|s| s.status == ScrubStatus::Running) {
             // Its daemon is gone.
             state.status = ScrubStatus::Interrupted;
+        }
+        Ok(state)
+    }
+
+    /// Waits for the end of the scrub, and has its state told to `each` now and then. A signal
+    /// cancels it.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked; a signal has come.
+    pub(crate) fn wait_for_the_end(
+        &self,
+        mut state: ScrubState,
+        each: &dyn Fn(&ScrubState),
+    ) -> anyhow::Result<ScrubState> {
+        let interrupt = Interrupt::watch();
+        while state.status == ScrubStatus::Running {
+            each(&state);
+            if let Err(asked) = interrupt.wait(TICK) {
+                self.change(ScrubOrder::Cancel)?;
+                return Err(asked.into());
+            }
+            state = self.status()?.ok_or_else(|| anyhow!("the daemon has forgotten the scrub"))?;
         }
         Ok(state)
     }

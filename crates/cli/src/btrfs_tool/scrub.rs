@@ -13,7 +13,6 @@ use crate::scrub_on_mount::{IS_RUNNING, NOTHING_TO_RESUME, Scrubbed};
 use crate::{print, size};
 use larder_fs::{ScrubCounts, ScrubState, ScrubStatus};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum What {
@@ -94,8 +93,6 @@ pub(crate) struct Limit {
 const NOTHING_THERE: u8 = 2;
 /// Exit code where damage is left.
 const UNCORRECTABLE: u8 = 3;
-/// How often it is asked whether a scrub has ended.
-const TICK: Duration = Duration::from_millis(200);
 
 pub(super) fn run(what: What, global: Global) -> Done {
     match what {
@@ -128,7 +125,7 @@ fn begin(options: &Start, order: ScrubOrder, global: Global) -> Done {
     let (path, fsid) = (options.path.display(), scrubbed.fsid().to_owned());
     let quiet = options.quiet || global.quiet;
     let began = scrubbed.begin(order);
-    let mut state = match began {
+    let state = match began {
         Ok(state) => state,
         Err(e) if format!("{e:#}").contains(IS_RUNNING) => {
             return Err(Failed::because("Scrub is already running.")
@@ -149,11 +146,7 @@ fn begin(options: &Start, order: ScrubOrder, global: Global) -> Done {
         }
         return Ok(());
     }
-    while state.status == ScrubStatus::Running {
-        std::thread::sleep(TICK);
-        let now = scrubbed.status()?;
-        state = now.ok_or_else(|| Failed::because("the daemon has forgotten the scrub"))?;
-    }
+    let state = scrubbed.wait_for_the_end(state, &|_| ())?;
     if !quiet {
         if !options.per_device {
             let how = if state.status == ScrubStatus::Canceled { "canceled" } else { "done" };

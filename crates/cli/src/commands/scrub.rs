@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Starts or resumes a scrub of what is mounted.
 fn begin(directory: &Path, order: ScrubOrder, wait: bool, json: bool) -> anyhow::Result<()> {
     let scrubbed = Scrubbed::behind(directory)?;
-    let mut state = scrubbed.begin(order)?;
+    let state = scrubbed.begin(order)?;
     if !wait {
         if json {
             return print::json(&state);
@@ -169,16 +169,8 @@ fn begin(directory: &Path, order: ScrubOrder, wait: bool, json: bool) -> anyhow:
             "The scrub runs: `larder scrub status {shown}` shows how far"
         ));
     }
-    let interrupt = Interrupt::watch();
     let bar = progress_bar();
-    while state.status == ScrubStatus::Running {
-        show_progress(&bar, &state);
-        if let Err(asked) = interrupt.wait(TICK) {
-            scrubbed.change(ScrubOrder::Cancel)?;
-            return Err(asked.into());
-        }
-        state = scrubbed.status()?.ok_or_else(|| anyhow!("the daemon has forgotten the scrub"))?;
-    }
+    let state = scrubbed.wait_for_the_end(state, &|now| show_progress(&bar, now))?;
     bar.finish_and_clear();
     conclude(&state, json, &print::path(directory))
 }
