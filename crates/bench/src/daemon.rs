@@ -224,7 +224,7 @@ impl Drop for Daemon {
 const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Waits for the end of a process.
-fn ends_within(child: &Child, patience: Timespec) -> bool {
+pub(crate) fn ends_within(child: &Child, patience: Timespec) -> bool {
     let Ok(fd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return false };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)) == Ok(1)
 }

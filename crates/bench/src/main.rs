@@ -20,7 +20,9 @@ mod database;
 mod engine;
 mod fsync;
 mod interrupt;
+mod lost;
 mod measure;
+mod moving;
 mod names;
 mod offline;
 mod plot;
@@ -154,6 +156,21 @@ pub(crate) struct Run {
     /// Seconds that the database's clients work.
     #[arg(long, default_value_t = 20)]
     pub(crate) database_seconds: u64,
+    /// MiB of each of the two devices between which data moves.
+    #[arg(long, default_value_t = Mib(10240))]
+    pub(crate) moving_mib: Mib,
+    /// MiB of the data that moves.
+    #[arg(long, default_value_t = Mib(2048))]
+    pub(crate) moving_data_mib: Mib,
+    /// Numbers of clones of one extent that are moved.
+    #[arg(long, value_delimiter = ',', default_values_t = [1000, 10_000, 100_000])]
+    pub(crate) moving_clones: Vec<usize>,
+    /// Numbers of snapshots of a tree that is moved.
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1000])]
+    pub(crate) moving_snapshots: Vec<usize>,
+    /// Seconds after which a move of these clones or snapshots is given up.
+    #[arg(long, default_value_t = 300)]
+    pub(crate) moving_seconds: u64,
     /// Where the image's pages lie when it is mounted. With both, everything is done in both cases.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Pages::Cold])]
     pub(crate) pages: Vec<Pages>,
@@ -288,6 +305,8 @@ fn run(run: Run) -> Result<()> {
     interrupt::install()?;
     let needs_archive = run.workloads.iter().any(|w| w.needs_archive());
     let archive = needs_archive.then(|| source::archive(&run)).transpose()?;
+    let needs_two = run.workloads.iter().any(|w| w.moves_data());
+    let moving = needs_two.then(|| moving::Files::make(&run)).transpose()?;
     let mut machine = measure::Machine::look(&run.dir)?;
     let mut steps = Vec::new();
     for round in 0..run.rounds {
@@ -303,6 +322,7 @@ fn run(run: Run) -> Result<()> {
                     case,
                     round,
                     archive: archive.as_ref(),
+                    moving: moving.as_ref(),
                 };
                 steps.extend(on_one_target(&bench)?);
             }

@@ -93,6 +93,13 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
     f64::midpoint(values[(n - 1) / 2], values[n / 2])
 }
 
+/// The value that this share of a list does not exceed. The list is not empty.
+pub(crate) fn percentile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() as f64 * share).ceil() as usize;
+    values.get(at.max(1) - 1).copied().unwrap_or(f64::NAN)
+}
+
 /// KiB that some lines of `/proc/meminfo` add up to.
 fn meminfo(wanted: &[&str]) -> Result<u64> {
     Ok(sum_fields(&fs::read_to_string("/proc/meminfo")?, wanted))
@@ -308,6 +315,9 @@ mod tests {
         assert!((median(&mut [3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
         assert!((median(&mut [4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
         assert!(median(&mut []).is_nan());
+        let mut hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert!((percentile(&mut hundred, 0.99) - 99.0).abs() < 1e-9);
+        assert!((percentile(&mut [7.0], 0.99) - 7.0).abs() < 1e-9);
     }
 
     #[test]

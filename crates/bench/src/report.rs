@@ -9,6 +9,7 @@ use crate::Run;
 use crate::case::{Case, Mkfs, Pages};
 use crate::fsync;
 use crate::measure::Machine;
+use crate::moving;
 use crate::names;
 use crate::plot::{self, Plot};
 use crate::ratio::{Ratio, Results};
@@ -388,7 +389,7 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
         let ratio = results.ratio(Target::Larder, Target::Kernel, step);
         at_least(&format!("{step}, against the kernel"), ratio, wanted);
     }
-    for (step, wanted) in transfer::WANTED {
+    for (step, wanted) in transfer::WANTED.into_iter().chain(moving::WANTED) {
         let ratio = results.ratio(Target::Larder, Target::Kernel, step);
         at_least(&format!("{step}, against the kernel"), ratio, wanted);
     }
@@ -411,6 +412,12 @@ fn expectations(t: &mut String, run: &Run, results: Results<'_>) -> Result<()> {
         let what = "names beside 16 fsyncs, 99.9th percentile, against the kernel's: at least 1"
             .to_owned();
         rows.push((what, r.to_string(), r.median >= 1.0));
+    }
+    for step in moving::BESIDE {
+        if let Some(r) = latencies(step) {
+            let what = format!("{step}, 99th percentile, against the kernel's: at least 1");
+            rows.push((what, r.to_string(), r.median >= 1.0));
+        }
     }
     rows.extend(memory_of_streams(results));
     if run.cache_size.is_none()

@@ -78,6 +78,13 @@ fn file_size(line: &str) -> Option<u64> {
     line.starts_with('-').then(|| line.split_ascii_whitespace().nth(2)?.parse().ok())?
 }
 
+/// A MiB that does not compress and is not zeros; the same in each run.
+pub(crate) fn block() -> Vec<u8> {
+    let mut block = vec![0; 1 << 20];
+    fastrand::Rng::with_seed(0).fill(&mut block);
+    block
+}
+
 fn packaged() -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = fs::read_dir("/usr/src")
         .ok()?

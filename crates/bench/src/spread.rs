@@ -47,6 +47,10 @@ impl Spread {
             Self::Raid6 => "raid6",
         }
     }
+    /// Does everything stay readable without one of them?
+    pub(crate) fn survives_loss(self) -> bool {
+        !matches!(self, Self::One | Self::Single | Self::Raid0)
+    }
     /// The profile of the metadata, if the number of devices decides it.
     pub(crate) fn metadata(self) -> Option<&'static str> {
         match self {

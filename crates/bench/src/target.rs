@@ -142,6 +142,8 @@ pub(crate) struct Image<'a> {
     case: Case,
     /// A file for each device.
     files: Vec<PathBuf>,
+    /// A device that was lost: its place in the list, and where its file is meanwhile.
+    lost: Option<(usize, tempfile::TempDir)>,
     /// For Larder on a loop device; the kernel's mounts have their own.
     device: Option<LoopDevice>,
     /// The file once more, with slow flushes.
@@ -202,6 +204,7 @@ impl<'a> Image<'a> {
             target,
             case,
             files: files.collect(),
+            lost: None,
             device: None,
             slow: None,
             group: group.context("making a group with little memory")?,
@@ -251,15 +254,37 @@ impl<'a> Image<'a> {
     }
     fn attach(&self) -> Result<Vec<LoopDevice>> {
         let how = LoopOptions { read_only: false, direct_io: self.target.direct() };
-        self.files.iter().map(|file| LoopDevice::attach_with(file, how)).collect()
+        self.here().iter().map(|file| LoopDevice::attach_with(file, how)).collect()
+    }
+    /// The files of the devices that are not lost.
+    fn here(&self) -> Vec<PathBuf> {
+        let lost = self.lost.as_ref().map(|(n, _)| *n);
+        let here = self.files.iter().enumerate().filter(|(n, _)| Some(*n) != lost);
+        here.map(|(_, file)| file.clone()).collect()
+    }
+    /// Loses a device behind the first: its file moves to where nobody looks for it.
+    pub(crate) fn lose(&mut self, n: usize) -> Result<()> {
+        self.get_back()?;
+        let dir = tempfile::tempdir_in(&self.run.dir)?;
+        fs::rename(&self.files[n], dir.path().join("lost"))?;
+        self.lost = Some((n, dir));
+        Ok(())
+    }
+    /// The lost device comes back, as it was.
+    pub(crate) fn get_back(&mut self) -> Result<()> {
+        if let Some((n, dir)) = self.lost.take() {
+            fs::rename(dir.path().join("lost"), &self.files[n])?;
+        }
+        Ok(())
     }
     /// Drops the machine's caches, and has the image's pages where the case wants them.
     pub(crate) fn arrange(&self) -> Result<()> {
-        self.case.pages.arrange(&self.files)
+        self.case.pages.arrange(&self.here())
     }
     /// MiB of it that the page cache holds.
     pub(crate) fn cached_mib(&self) -> Result<f64> {
-        let bytes = self.files.iter().map(|file| case::cached_bytes(file));
+        let files = self.here();
+        let bytes = files.iter().map(|file| case::cached_bytes(file));
         Ok(bytes.sum::<Result<u64>>()? as f64 / f64::from(1 << 20))
     }
     /// The `larder` command.
@@ -296,6 +321,7 @@ impl<'a> Image<'a> {
                 if self.target.direct() {
                     options.push_str(",direct");
                 }
+                options.push_str(self.degraded());
                 if let Some(switch) = self.target.switch() {
                     options.push(',');
                     options.push_str(switch);
@@ -331,8 +357,13 @@ impl<'a> Image<'a> {
         let first = devices.remove(0);
         // `ssd`: a loop device counts as rotational, which btrfs pays for in each log commit.
         // `nodiscard`: it would otherwise punch holes into the file behind the device.
-        let mount = KernelMount::devices(first, devices, "ssd,noatime,nodiscard,commit=5")?;
-        Ok(Mount::Kernel(mount))
+        let options = format!("ssd,noatime,nodiscard,commit=5{}", self.degraded());
+        Ok(Mount::Kernel(KernelMount::devices(first, devices, &options)?))
+    }
+
+    /// The mount option that it takes, behind others.
+    fn degraded(&self) -> &'static str {
+        if self.lost.is_some() { ",degraded" } else { "" }
     }
 
     fn path(&self) -> PathBuf {
@@ -346,7 +377,8 @@ impl<'a> Image<'a> {
 
     /// All of its files, as a command of Larder's takes them.
     pub(crate) fn word(&self) -> PathBuf {
-        let words: Vec<_> = self.files.iter().map(|file| file.as_os_str()).collect();
+        let files = self.here();
+        let words: Vec<_> = files.iter().map(|file| file.as_os_str()).collect();
         PathBuf::from(words.join(OsStr::new(",")))
     }
 
@@ -373,7 +405,8 @@ impl Drop for Image<'_> {
     }
 }
 
-fn fill(path: &Path, size: Mib) -> Result<()> {
+/// Makes a file of zeros, all of which have a place on the disk.
+pub(crate) fn fill(path: &Path, size: Mib) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
     // As large pieces of the disk as there are; the zeros then make them written ones.
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size.bytes())?;
@@ -401,7 +434,8 @@ fn check_direct(device: &LoopDevice, wanted: bool) -> Result<()> {
     if is == wanted { Ok(()) } else { bail!("{}: direct I/O is {is}, not {wanted}", device.name()) }
 }
 
-fn quietly(command: &mut Command) -> Result<()> {
+/// Runs a command. What it prints is only of interest if it fails.
+pub(crate) fn quietly(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let out = command.output().with_context(|| format!("running {name}"))?;
     if out.status.success() {
@@ -448,16 +482,15 @@ impl Mount {
     }
     /// Unmounts, and returns when everything is durable.
     pub(crate) fn unmount(self) -> Result<()> {
+        let complaints = self.unmount_damaged()?;
+        ensure!(complaints.is_empty(), "the kernel: {}", complaints.join("; "));
+        Ok(())
+    }
+    /// As [`Self::unmount`], where the kernel has reason to complain: returns what it said.
+    pub(crate) fn unmount_damaged(self) -> Result<Vec<String>> {
         match self {
-            Self::Daemon(daemon, _) => daemon.unmount(),
-            Self::Kernel(mount) => {
-                let complaints = mount.unmount()?;
-                if complaints.is_empty() {
-                    Ok(())
-                } else {
-                    bail!("the kernel: {}", complaints.join("; "))
-                }
-            }
+            Self::Daemon(daemon, _) => daemon.unmount().map(|()| Vec::new()),
+            Self::Kernel(mount) => mount.unmount(),
         }
     }
 }

@@ -11,15 +11,17 @@
 
 use crate::Run;
 use crate::bonnie;
-use crate::case::Case;
+use crate::case::{Case, Mkfs};
 use crate::database;
 use crate::fsync::{self, Said};
 use crate::interrupt;
+use crate::lost;
 use crate::measure::{Cost, PageCache, Watch, Watched};
+use crate::moving::{self, Moving};
 use crate::names;
 use crate::offline;
 use crate::sharing::{self, By, SNAPSHOTS};
-use crate::source::Archive;
+use crate::source::{Archive, block};
 use crate::spread::Spread;
 use crate::target::{Image, Mount, Target};
 use crate::transfer;
@@ -63,6 +65,12 @@ pub(crate) enum Workload {
     Offline,
     /// Snapshots sent as streams, and received: a source tree, and what changed among many files.
     Send,
+    /// Scrubbing several devices, reading without one of them, rebuilding it.
+    Lost,
+    /// Balance, replace, remove, convert and shrink, and fsync beside them.
+    Moving,
+    /// Moving one extent with very many clones, and a tree with very many snapshots.
+    Crowds,
 }
 
 impl Workload {
@@ -71,7 +79,11 @@ impl Workload {
         matches!(self, Self::Names | Self::Bonnie | Self::Database)
     }
     pub(crate) fn needs_archive(self) -> bool {
-        matches!(self, Self::Tree | Self::Sharing | Self::Send)
+        matches!(self, Self::Tree | Self::Sharing | Self::Send | Self::Moving)
+    }
+    /// Does it have two devices of its own?
+    pub(crate) fn moves_data(self) -> bool {
+        matches!(self, Self::Moving | Self::Crowds)
     }
     /// Can it be done there? The ceiling has no extents that could be shared. Commands on an image
     /// are compared on one device.
@@ -79,6 +91,12 @@ impl Workload {
         match self {
             Self::Sharing => target.keeps(),
             Self::Offline | Self::Send => case.spread == Spread::One && offline::is_for(target),
+            Self::Moving | Self::Crowds => {
+                let has_commands =
+                    matches!(target, Target::Kernel | Target::KernelAgain | Target::Larder);
+                case.spread == Spread::One && case.mkfs == Mkfs::Linux && has_commands
+            }
+            Self::Lost => case.spread != Spread::One && target.keeps(),
             _ => true,
         }
     }
@@ -98,6 +116,9 @@ impl fmt::Display for Workload {
             Self::Database => "database",
             Self::Offline => "offline",
             Self::Send => "send",
+            Self::Lost => "lost",
+            Self::Moving => "moving",
+            Self::Crowds => "crowds",
         })
     }
 }
@@ -159,6 +180,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) case: Case,
     pub(crate) round: usize,
     pub(crate) archive: Option<&'a Archive>,
+    pub(crate) moving: Option<&'a moving::Files>,
 }
 
 impl Bench<'_> {
@@ -167,6 +189,7 @@ impl Bench<'_> {
             Workload::Fsync => return self.fsync(),
             Workload::Database => return self.database(),
             Workload::Send => return self.transfer(),
+            Workload::Moving | Workload::Crowds => return self.moving(workload),
             _ => {}
         }
         let mut session = self.session(workload.is_limited())?;
@@ -177,16 +200,21 @@ impl Bench<'_> {
             Workload::Random => self.random(&mut session)?,
             Workload::Sharing => self.sharing(&mut session)?,
             Workload::Offline => self.offline(&mut session)?,
-            Workload::Fsync | Workload::Database | Workload::Send | Workload::Dbench => session
-                .said(false, &mut |m, image| {
-                    let said = fsync::dbench(
-                        image.command("dbench"),
-                        m,
-                        run.clients,
-                        Duration::from_secs(run.dbench_seconds),
-                    )?;
-                    Ok(vec![(fsync::DBENCH.into(), said)])
-                })?,
+            Workload::Lost => self.lost(&mut session)?,
+            Workload::Fsync
+            | Workload::Database
+            | Workload::Send
+            | Workload::Moving
+            | Workload::Crowds
+            | Workload::Dbench => session.said(false, &mut |m, image| {
+                let said = fsync::dbench(
+                    image.command("dbench"),
+                    m,
+                    run.clients,
+                    Duration::from_secs(run.dbench_seconds),
+                )?;
+                Ok(vec![(fsync::DBENCH.into(), said)])
+            })?,
             Workload::Names => session.said(false, &mut |m, image| {
                 let program = image.command(std::env::current_exe()?);
                 let done = names::names(
@@ -208,6 +236,26 @@ impl Bench<'_> {
     fn session(&self, limited: bool) -> Result<Session<'_>> {
         let image = Image::make(self.run, self.target, self.case, limited)?;
         Ok(Session { bench: self, image, mount: None, operations: 0.0, done: Vec::new() })
+    }
+
+    /// The result of a step with this cost.
+    fn result(&self, step: Cow<'static, str>, cost: Cost, image_cached_mib: Option<f64>) -> Step {
+        Step {
+            target: self.target,
+            round: self.round,
+            case: self.case,
+            step,
+            seconds: cost.seconds,
+            cpu_seconds: cost.cpu_seconds,
+            stolen_seconds: cost.stolen_seconds,
+            daemon_cpu_seconds: cost.daemon_cpu_seconds,
+            memory_mib: cost.memory_mib,
+            page_cache_mib: Some(cost.page_cache_mib),
+            image_cached_mib,
+            requests: None,
+            stats: None,
+            fsync: None,
+        }
     }
 
     /// Each number of processes on an image of its own.
@@ -267,6 +315,56 @@ impl Bench<'_> {
             offline::verify(&larder, &file, STREAM, &block(), mib)?;
         }
         session.image.check()
+    }
+
+    /// On devices of its own.
+    fn moving(&self, workload: Workload) -> Result<Vec<Step>> {
+        let by = match self.run.larder.as_deref() {
+            Some(larder) if self.target.is_larder() => By::Larder(larder),
+            _ => By::Linux,
+        };
+        let files = self.moving.context("no devices")?;
+        let moving = Moving::new(self.run, files, (self.case, self.round == 0), by)?;
+        let done = match workload {
+            Workload::Crowds => moving.crowds()?,
+            _ => {
+                let archive = self.archive.context("no archive")?;
+                moving.moves(&|to| unpack(&archive.tar, to))?
+            }
+        };
+        let step = |done: moving::Done| Step {
+            fsync: done.fsync,
+            ..self.result(done.step, done.cost, None)
+        };
+        Ok(done.into_iter().map(step).collect())
+    }
+
+    fn lost(&self, session: &mut Session<'_>) -> Result<()> {
+        let (mib, is_larder) = (self.run.stream_mib(), self.target.is_larder());
+        session.operations = mib.0 as f64;
+        let larder = is_larder.then(|| session.image.larder().map(Path::to_owned)).transpose()?;
+        let mut scrub = |m: &Path| lost::scrub(larder.as_deref(), m);
+        session.by_linux(&|m| write_file(m, mib))?;
+        session.step(lost::SCRUB, Shape::Cold, &mut scrub)?;
+        session.unmount()?;
+        if self.case.spread.survives_loss() {
+            let [first, second] = lost::DEVICES;
+            session.image.lose(first)?;
+            session.step(lost::READ, Shape::Cold, &mut |m| read_file(m, mib, &mut |_| Ok(())))?;
+            session.unmount_damaged()?;
+            session.by_linux(&|m| write_mib(&mut File::create(m.join(lost::MEANWHILE))?, mib))?;
+            session.image.get_back()?;
+            session.step(lost::REBUILD, Shape::Cold, &mut scrub)?;
+            session.unmount_damaged()?;
+            if self.round == 0 && is_larder {
+                session.image.lose(second)?;
+                session
+                    .by_linux(&|m| same_content(&[&m.join(STREAM), &m.join(lost::MEANWHILE)]))?;
+                session.image.get_back()?;
+            }
+        }
+        // What Linux has rebuilt is not ours to judge.
+        if is_larder { session.image.check() } else { Ok(()) }
     }
 
     /// Snapshots are sent from one image, and received into another.
@@ -519,6 +617,18 @@ impl Session<'_> {
         self.mount.take().map_or(Ok(()), Mount::unmount)
     }
 
+    /// Ends the mount of something that is not whole.
+    fn unmount_damaged(&mut self) -> Result<()> {
+        self.mount.take().map_or(Ok(()), |mount| mount.unmount_damaged().map(drop))
+    }
+
+    /// Has Linux do something on the image, which is not measured.
+    fn by_linux(&mut self, action: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
+        let mount = self.image.mount_with_kernel()?;
+        action(mount.path())?;
+        mount.unmount_damaged().map(drop)
+    }
+
     fn step(&mut self, step: &'static str, shape: Shape, action: Action<'_>) -> Result<()> {
         interrupt::check()?;
         if shape != Shape::Warm {
@@ -607,22 +717,7 @@ impl Session<'_> {
 
     /// The result of a step with this cost.
     fn result(&self, step: Cow<'static, str>, cost: Cost) -> Result<Step> {
-        Ok(Step {
-            target: self.bench.target,
-            round: self.bench.round,
-            case: self.bench.case,
-            step,
-            seconds: cost.seconds,
-            cpu_seconds: cost.cpu_seconds,
-            stolen_seconds: cost.stolen_seconds,
-            daemon_cpu_seconds: cost.daemon_cpu_seconds,
-            memory_mib: cost.memory_mib,
-            page_cache_mib: Some(cost.page_cache_mib),
-            image_cached_mib: Some(self.image.cached_mib()?),
-            requests: None,
-            stats: None,
-            fsync: None,
-        })
+        Ok(self.bench.result(step, cost, Some(self.image.cached_mib()?)))
     }
 
     /// The mount that there is, or a new one.
@@ -716,13 +811,6 @@ fn remove_all(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A MiB that does not compress and is not zeros; the same in each run.
-fn block() -> Vec<u8> {
-    let mut block = vec![0; 1 << 20];
-    fastrand::Rng::with_seed(0).fill(&mut block);
-    block
-}
-
 /// The file that is written and read in sequence.
 const STREAM: &str = "stream";
 
@@ -735,6 +823,21 @@ fn write_mib(file: &mut File, mib: Mib) -> Result<()> {
     for _ in 0..mib.0 {
         interrupt::check()?;
         file.write_all(&block)?;
+    }
+    Ok(())
+}
+
+/// Has each of these files what [`write_mib`] writes?
+fn same_content(files: &[&Path]) -> Result<()> {
+    let (expected, mut found) = (block(), vec![0; 1 << 20]);
+    for path in files {
+        let mut file = File::open(path)?;
+        let mib = file.metadata()?.len() >> 20;
+        ensure!(mib > 0, "{} is empty", path.display());
+        for n in 0..mib {
+            file.read_exact(&mut found)?;
+            ensure!(found == expected, "{}: MiB {n} is not what was written", path.display());
+        }
     }
     Ok(())
 }

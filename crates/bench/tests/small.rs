@@ -56,8 +56,10 @@ fn tree(dir: &Path) -> PathBuf {
 }
 
 fn bench(dir: &Path, args: &[&str]) -> Output {
+    let usual = ["--image-mib", "256"];
     Command::new(env!("CARGO_BIN_EXE_larder-bench"))
-        .args(["--image-mib", "256", "--stream-mib", "24", "--dir"])
+        .args(usual.iter().filter(|_| !args.contains(&usual[0])))
+        .args(["--stream-mib", "24", "--dir"])
         .arg(dir)
         .args(args)
         .output()
@@ -356,4 +358,27 @@ fn nothing_stays(dir: &Path) {
     for backing in loops {
         assert!(!backing.starts_with(&*image.to_string_lossy()), "{backing} is still attached");
     }
+}
+
+#[test]
+fn a_device_is_lost_and_comes_back() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    // Four devices need more room.
+    let spread = ["--image-mib", "1024", "--spread", "raid0,raid1,raid5"];
+    let what = ["--workloads", "lost", "--targets", "kernel,larder"];
+    let (text, data) = measured(dir.path(), &[spread.as_slice(), &what].concat());
+    let steps = data["steps"].as_array().unwrap();
+    // RAID0 is scrubbed only.
+    assert_eq!(steps.len(), 2 * (1 + 3 + 3), "file systems, steps");
+    for step in ["scrub (raid0)", "read 1 file, degraded (raid1)", "rebuild (raid5)"] {
+        for target in ["kernel", "Larder"] {
+            let row = format!("| {step} | {target} |");
+            assert!(text.contains(&row), "{row} in\n{text}");
+        }
+    }
+    nothing_stays(dir.path());
 }

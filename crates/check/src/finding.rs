@@ -39,8 +39,7 @@ impl Severity {
     }
 }
 
-const SCRUB: &str =
-    "another copy may be good: mount with Linux and run `btrfs scrub`, which rewrites bad copies";
+const SCRUB: &str = "another copy may be good: `larder scrub IMAGE` writes it over bad ones";
 const SAVE: &str = "copy what is still readable to another disk (`larder restore` goes around the \
     damage and lists what is lost), \
                     then make a new file system";
@@ -55,9 +54,8 @@ const RESCUE_SUPER: &str = "`btrfs rescue super-recover` writes the good copies 
 const RECOVER_CHUNKS: &str =
     "`larder restore` copies the files without it; then `btrfs rescue chunk-recover` may mend it";
 const FILE_COPIES: &str = "`larder inspect files-at IMAGE ADDRESS` names the files; where another \
-    copy is good, mount with \
-                           Linux and run `btrfs scrub`; where there is none, restore them from a \
-                           backup";
+    copy is good, `larder scrub IMAGE` writes it over the bad one; where there is none, restore \
+    them from a backup";
 const RESCAN_UUIDS: &str = "mount with Linux's `-o rescan_uuid_tree`";
 const NEXT_COMMIT: &str = "mount it writable once: the next commit writes it anew";
 const NONE: &str = "nothing needs to be done";
@@ -180,7 +178,10 @@ kinds! {
         => "get the whole image again, or enlarge the file to the file system's size to reach the \
             rest";
     DeviceMissing "a device of the file system was not given" => "give all devices of the file \
-        system";
+        system; without one that is lost, `larder mount -o degraded` goes on";
+    DeviceBehind "a device lacks what was written while it was away, or a power cut came before \
+        its superblock"
+        (Warning) => "`larder scrub` writes what it lacks, if the others have it";
     DeviceItemMissing "the chunk tree does not know the device; Linux refuses to mount";
     DeviceItemWrong "the chunk tree describes the device wrongly";
     DeviceBytesUsed "the space taken on the device is miscounted";
@@ -561,7 +562,7 @@ mod tests {
         let names: Vec<&str> = Kind::ALL.iter().map(|k| k.name()).collect();
         assert_eq!((names[0], names[names.len() - 1]), ("super-primary", "not-checked"));
         let sum = larder_format::CsumType::Crc32c.compute(names.join("\n").as_bytes());
-        assert_eq!((names.len(), &sum[..4]), (153, &[0xfc, 0x4f, 0xc1, 0xac][..]), "{names:#?}");
+        assert_eq!((names.len(), &sum[..4]), (154, &[0xf9, 0xbb, 0x17, 0xee][..]), "{names:#?}");
     }
 
     #[test]

@@ -19,11 +19,11 @@ use larder_format::node::{
     max_pointers,
 };
 use larder_format::{
-    CsumType, DeviceId, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, Physical,
-    Superblock, TreeId,
+    CsumType, DeviceId, Generation, Key, KeyType, Logical, MAX_LEVEL, ObjectId, Superblock, TreeId,
 };
 use larder_volume::{Volume, VolumeError};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -132,10 +132,14 @@ pub(crate) struct Source<'a> {
     pub(crate) meter: &'a Meter<'a>,
     nodesize: u32,
     fsid: [u8; 16],
+    /// The same of seeds, whose nodes may be met as well.
+    seeds: Vec<[u8; 16]>,
     csum: CsumType,
     generation: Generation,
     /// That of the chunk tree's root: no superblock has it.
     chunk_tree_uuid: OnceLock<[u8; 16]>,
+    /// Devices that lack something: of course copies on them are not right.
+    behind: Vec<DeviceId>,
     /// Nodes that were read once more.
     again: AtomicUsize,
     /// Names are not those that the keys of entries were made from.
@@ -146,6 +150,8 @@ impl<'a> Source<'a> {
     pub(crate) fn new(
         volume: Volume,
         superblock: &Superblock,
+        behind: Vec<DeviceId>,
+        seeds: &BTreeMap<DeviceId, Box<Superblock>>,
         findings: &'a Findings,
         meter: &'a Meter<'a>,
     ) -> Self {
@@ -155,9 +161,11 @@ impl<'a> Source<'a> {
             meter,
             nodesize: superblock.nodesize(),
             fsid: superblock.metadata_fsid(),
+            seeds: seeds.values().map(|sb| sb.metadata_fsid()).collect(),
             csum: superblock.csum_type(),
             generation: superblock.generation(),
             chunk_tree_uuid: OnceLock::new(),
+            behind,
             again: AtomicUsize::new(0),
             names_hidden: AtomicBool::new(false),
         }
@@ -191,7 +199,7 @@ impl<'a> Source<'a> {
         let (stored, others) = match self.volume.copies_to_check(edge.at) {
             Ok(copies) => copies,
             Err(e) => {
-                self.report(edge, Kind::NodeUnmapped, &e.to_string(), None, None);
+                self.report(edge, Kind::NodeUnmapped, &e.to_string(), None);
                 return self.lost(edge);
             }
         };
@@ -214,7 +222,7 @@ impl<'a> Source<'a> {
             {
                 let what =
                     format!("copy {copy} of the node differs from others, and is valid, too");
-                self.report(edge, Kind::NodeCopiesDiffer, &what, None, None);
+                self.report(edge, Kind::NodeCopiesDiffer, &what, None);
             }
             let better = match (&best, weight) {
                 (None, _) => true,
@@ -228,7 +236,7 @@ impl<'a> Source<'a> {
         }
         if judged.is_empty() {
             let what = "the devices that have it are missing";
-            self.report(edge, Kind::NodeUnreadable, what, None, None);
+            self.report(edge, Kind::NodeUnreadable, what, None);
         }
         self.report_faults(edge, &judged, fresh);
         let (weight, bytes, faults) = best?;
@@ -268,7 +276,7 @@ impl<'a> Source<'a> {
     /// Compares what a way says with what is known of a node that was read before.
     pub(crate) fn check_edge(&self, edge: &Edge, known: &Facts) {
         for fault in edge_faults(edge, known, self.generation) {
-            self.report(edge, fault.kind, &fault.what, fault.key, None);
+            self.report(edge, fault.kind, &fault.what, fault.key);
         }
     }
 
@@ -343,7 +351,7 @@ impl<'a> Source<'a> {
             faults.push(Fault { kind, what, key: None, weight: Weight::Light, of_edge: false });
         };
         let header = view.header();
-        if header.fsid != self.fsid {
+        if header.fsid != self.fsid && !self.seeds.contains(&header.fsid) {
             let (is, expected) =
                 (uuid::Uuid::from_bytes(header.fsid), uuid::Uuid::from_bytes(self.fsid));
             light(Kind::NodeFsid, format!("the header has fsid {is}, expected {expected}"));
@@ -422,7 +430,7 @@ impl<'a> Source<'a> {
         let wanted = |f: &&Fault| fresh || f.of_edge;
         if rest.iter().all(|(_, other)| other == first) {
             for fault in first.iter().filter(wanted) {
-                self.report(edge, fault.kind, &fault.what, fault.key, None);
+                self.report(edge, fault.kind, &fault.what, fault.key);
             }
             return;
         }
@@ -434,30 +442,37 @@ impl<'a> Source<'a> {
             let name = if place.is_some() { "copy" } else { "by parity, copy" };
             for fault in faults.iter().filter(wanted) {
                 let what = format!("{name} {copy} of {}: {}", judged.len(), fault.what);
-                self.report(edge, fault.kind, &what, fault.key, place);
+                let follows = self.is_behind(place.map(|(device, _)| device));
+                let finding = self.finding(edge, fault.kind, &what, fault.key);
+                let finding = Finding { device: place, ..finding };
+                self.findings.add(finding.follow_up_if(follows));
             }
         }
     }
 
-    fn report(
-        &self,
-        edge: &Edge,
-        kind: Kind,
-        what: &str,
-        key: Option<Key>,
-        place: Option<(DeviceId, Physical)>,
-    ) {
+    /// Does a copy on this device lack something? What parity gives is of several devices.
+    pub(crate) fn is_behind(&self, device: Option<DeviceId>) -> bool {
+        match device {
+            Some(id) => self.behind.contains(&id),
+            None => !self.behind.is_empty(),
+        }
+    }
+
+    fn report(&self, edge: &Edge, kind: Kind, what: &str, key: Option<Key>) {
+        self.findings.add(self.finding(edge, kind, what, key));
+    }
+
+    fn finding(&self, edge: &Edge, kind: Kind, what: &str, key: Option<Key>) -> Finding {
         let mut finding = Finding::new(kind, what).tree(edge.tree).address(edge.at);
         finding.key = key.or(edge.first_key);
-        finding.device = place;
-        self.findings.add(finding);
+        finding
     }
 
     fn lost(&self, edge: &Edge) -> Option<Node> {
         let to = edge.end.map_or_else(|| "its end".to_owned(), |k| k.to_string());
         let from = edge.first_key.map_or_else(|| "its beginning".to_owned(), |k| k.to_string());
         let what = format!("tree {} cannot be read from {from} to {to}", edge.tree);
-        self.report(edge, Kind::SubtreeLost, &what, None, None);
+        self.report(edge, Kind::SubtreeLost, &what, None);
         None
     }
 }

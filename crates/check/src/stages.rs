@@ -94,7 +94,7 @@ fn check_image(
     let several = superblock.num_devices() > 1;
     let volume = Volume::new(opened.devices)?;
     let volume = if several { volume.with_missing() } else { volume };
-    let source = Source::new(volume, &superblock, findings, meter);
+    let source = Source::new(volume, &superblock, opened.behind, &opened.seeds, findings, meter);
     let array = chunks::system_chunks(&superblock, &source)?;
     supers::suffice(&superblock, &source.volume)?;
     let loaded = chunks::load(&superblock, &source)?;
@@ -107,6 +107,7 @@ fn check_image(
         meter,
         superblock,
         dev_items: opened.dev_items,
+        seeds: opened.seeds,
         dump,
         chunks: loaded.chunks,
         hashing: Hashing::default(),
@@ -481,11 +482,9 @@ fn report_bad(world: &World<'_>, owners: &Owners, bad: &Bad) {
         }
     };
     let mut finding = Finding::new(kind, what).address(at);
-    if let Ok(found) = found
-        && let Some(stripe) = found.stripes.get(bad.copy)
-    {
-        finding.device = Some((stripe.device, stripe.at));
-    }
+    let place = found.ok().and_then(|found| found.stripes.get(bad.copy).copied());
+    finding.device = place.map(|stripe| (stripe.device, stripe.at));
+    finding.follow_up = world.source.is_behind(place.map(|stripe| stripe.device));
     if let Some((tree, key)) = owners.of(at) {
         (finding.tree, finding.key) = (Some(tree), Some(key));
     }

@@ -12,7 +12,7 @@ use larder_format::{
     BackupRoot, CompatRo, DevItem, DeviceId, Incompat, MAX_LEVEL, ObjectId, SECTOR_SIZE,
     SUPER_OFFSETS, SuperFlags, Superblock,
 };
-use larder_volume::{Device, SuperCopy, Volume, VolumeError, read_all_superblocks};
+use larder_volume::{Device, SuperCopy, Volume, VolumeError, meant, read_all_superblocks};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,6 +24,10 @@ pub(crate) struct Opened {
     pub(crate) devices: Vec<(DeviceId, Arc<dyn Device>)>,
     /// The item that each device's superblock has of it.
     pub(crate) dev_items: BTreeMap<DeviceId, DevItem>,
+    /// Devices that lack something that the others have.
+    pub(crate) behind: Vec<DeviceId>,
+    /// The superblocks of seeds, upon which the file system is built.
+    pub(crate) seeds: BTreeMap<DeviceId, Box<Superblock>>,
 }
 
 /// Reads the superblocks of all devices. `None` if none can be used, which is reported.
@@ -31,8 +35,7 @@ pub(crate) fn open(
     devices: &[Arc<dyn Device>],
     findings: &Findings,
 ) -> Result<Option<Opened>, Error> {
-    let mut opened: Option<Opened> = None;
-    let mut all: Vec<Box<Superblock>> = Vec::new();
+    let mut found: Vec<(Box<Superblock>, Arc<dyn Device>)> = Vec::new();
     for device in devices {
         let copies = read_all_superblocks(&**device);
         if copies.iter().all(is_something_else) {
@@ -58,55 +61,71 @@ pub(crate) fn open(
             ));
         }
         let Some(superblock) = best(&copies, findings) else { continue };
-        let member = (superblock.device_id(), device.clone());
-        all.push(superblock.clone());
-        match &mut opened {
-            None => {
-                let dev_items = BTreeMap::from([(member.0, superblock.dev_item)]);
-                opened = Some(Opened { superblock, devices: vec![member], dev_items });
-            }
-            Some(o) => {
-                if o.superblock.metadata_fsid() != superblock.metadata_fsid() {
-                    let what = format!("{} belongs to another file system", device.name());
-                    findings.add(Finding::new(Kind::SuperMirrorDiffers, what));
-                    all.pop();
-                    continue;
-                }
-                o.dev_items.insert(member.0, superblock.dev_item);
-                if superblock.generation() > o.superblock.generation() {
-                    o.superblock = superblock;
-                }
-                o.devices.push(member);
-            }
+        if superblock.device_id() == DeviceId::REPLACE_TARGET && devices.len() > 1 {
+            // It is going to take the place of a device, and nothing counts yet that it holds.
+            continue;
         }
+        found.push((superblock, device.clone()));
     }
-    if let Some(opened) = &opened {
-        all.iter().for_each(|sb| compare_devices(&opened.superblock, sb, findings));
-    }
-    Ok(opened)
+    Ok(join(found, findings))
 }
 
-/// The superblocks of all devices say the same, but for the item of their device. One that was away
-/// while the others were written has an older one.
-fn compare_devices(newest: &Superblock, other: &Superblock, findings: &Findings) {
-    let (id, at) = (other.device_id(), SUPER_OFFSETS[0]);
-    if other.generation() != newest.generation() {
-        let what = format!(
-            "device {id} is of generation {}, the file system of {}",
-            other.generation(),
-            newest.generation()
-        );
-        findings.add(Finding::new(Kind::SuperMirrorGeneration, what).device(id, at));
-        return;
+/// Puts the devices of one file system together, and those of its seeds. Others are findings.
+fn join(found: Vec<(Box<Superblock>, Arc<dyn Device>)>, findings: &Findings) -> Option<Opened> {
+    let fsid = meant(found.iter().map(|(sb, _)| &**sb))?.fsid;
+    let (mut devices, mut dev_items) = (Vec::new(), BTreeMap::new());
+    let (mut seeds, mut all) = (BTreeMap::new(), Vec::new());
+    for (superblock, device) in found {
+        let id = superblock.device_id();
+        if superblock.fsid == fsid {
+            dev_items.insert(id, superblock.dev_item);
+            all.push(superblock);
+        } else if superblock.super_flags().contains(SuperFlags::SEEDING) {
+            seeds.insert(id, superblock);
+        } else {
+            let what = format!("{} belongs to another file system", device.name());
+            findings.add(Finding::new(Kind::SuperMirrorDiffers, what));
+            continue;
+        }
+        devices.push((id, device));
     }
-    let shared = |sb: &Superblock| (sb.root(), sb.root_level, sb.chunk_root(), sb.num_devices());
+    // Of several newest ones the first.
+    let newest = all.iter().rev().max_by_key(|sb| sb.generation())?.clone();
+    // What an older one says of its device was true when it was written.
+    for older in all.iter().filter(|sb| sb.generation() != newest.generation()) {
+        dev_items.remove(&older.device_id());
+    }
+    let behind = all.iter().filter(|sb| !is_current(&newest, sb, findings));
+    let behind = behind.map(|sb| sb.device_id()).collect();
+    Some(Opened { superblock: newest, devices, dev_items, behind, seeds })
+}
+
+/// Has a device everything? The superblocks of all devices say the same, but for the item of their
+/// device. One that was away while the others were written has an older one, or a mark.
+fn is_current(newest: &Superblock, other: &Superblock, findings: &Findings) -> bool {
+    let (id, at) = (other.device_id(), SUPER_OFFSETS[0]);
+    let add = |kind, what: String| findings.add(Finding::new(kind, what).device(id, at));
+    let generation = newest.generation();
+    if other.generation() != generation {
+        let is = other.generation();
+        let what = format!("device {id} is of generation {is}, the file system of {generation}");
+        add(Kind::DeviceBehind, what);
+        return false;
+    }
+    let shared = |sb: &Superblock| {
+        (sb.root(), sb.root_level, sb.chunk_root(), sb.num_devices(), sb.history())
+    };
     if shared(other) != shared(newest) || other.sys_chunk_bytes() != newest.sys_chunk_bytes() {
         let what = format!(
             "the superblock of device {id} differs from that of device {}",
             newest.device_id()
         );
-        findings.add(Finding::new(Kind::SuperMirrorDiffers, what).device(id, at));
+        add(Kind::SuperMirrorDiffers, what);
+    } else if let Some(since) = other.dev_item.mark(&newest.metadata_fsid()) {
+        add(Kind::DeviceBehind, format!("device {id} lacks what was written after {since}"));
+        return false;
     }
+    true
 }
 
 fn is_something_else(copy: &SuperCopy) -> bool {

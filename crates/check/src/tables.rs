@@ -85,17 +85,11 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
             let what = format!("the item of device {id} names device {}", item.devid);
             world.add(place(Kind::DeviceItemWrong, what));
         }
-        if item.fsid != world.superblock.metadata_fsid() {
-            let what =
-                format!("device {id} belongs to file system {}", uuid::Uuid::from_bytes(item.fsid));
+        if let Some(what) = foreign(world, id, item) {
             world.add(place(Kind::DeviceItemWrong, what));
         }
         match world.source.volume.device(id) {
-            None => {
-                let what =
-                    format!("device {id} ({}) is missing", uuid::Uuid::from_bytes(item.uuid));
-                world.add(place(Kind::DeviceMissing, what));
-            }
+            None => world.add(place(Kind::DeviceMissing, missing(world, id, item))),
             Some(device) if item.total_bytes.get() > device.size() => {
                 let (is, expected) = (device.size(), item.total_bytes.get());
                 let what = format!("device {id} has {is} bytes, the file system needs {expected}");
@@ -103,6 +97,7 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
             }
             Some(_) => {}
         }
+        // That of a seed is of the time before.
         if let Some(own) = world.dev_items.get(&id).filter(|_| !world.is_rewritten()) {
             compare_device_items(world, own, item, *key);
         }
@@ -122,6 +117,36 @@ pub(crate) fn devices(world: &World<'_>, dev_items: &Items, dev_tree: &Items) {
         let what = format!("total_bytes is {}, the devices have {total}", superblock.total_bytes());
         world.add(Finding::new(Kind::SuperTotalBytes, what));
     }
+}
+
+/// What is wrong with the file system that the item of a device names. A device that is not there
+/// may be a seed.
+fn foreign(world: &World<'_>, id: DeviceId, item: &DevItem) -> Option<String> {
+    let named = uuid::Uuid::from_bytes(item.fsid);
+    let Some(seed) = world.seeds.get(&id) else {
+        let is_own = !item.is_seed_of(&world.superblock.metadata_fsid());
+        let is_here = world.source.volume.device(id).is_some();
+        return (is_here && !is_own).then(|| format!("device {id} belongs to file system {named}"));
+    };
+    if item.fsid != seed.metadata_fsid() {
+        let is = uuid::Uuid::from_bytes(seed.metadata_fsid());
+        return Some(format!("device {id} should be a seed of file system {named}, not of {is}"));
+    }
+    let (built, is) = (item.generation.get(), seed.generation());
+    (built != is.0).then(|| {
+        format!(
+            "the file system is built upon device {id} as it was in generation {built}, but it is \
+                of generation {is} now"
+        )
+    })
+}
+
+fn missing(world: &World<'_>, id: DeviceId, item: &DevItem) -> String {
+    let (uuid, fsid) = (uuid::Uuid::from_bytes(item.uuid), uuid::Uuid::from_bytes(item.fsid));
+    if item.is_seed_of(&world.superblock.metadata_fsid()) {
+        return format!("device {id} ({uuid}), a seed of file system {fsid}, is missing");
+    }
+    format!("device {id} ({uuid}) is missing")
 }
 
 /// A stripe names its device by number and by uuid; Linux takes one whose uuid it does not know for

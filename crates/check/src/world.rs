@@ -30,6 +30,8 @@ pub(crate) struct World<'a> {
     pub(crate) superblock: Box<Superblock>,
     /// The item that each device's superblock has of it.
     pub(crate) dev_items: BTreeMap<DeviceId, DevItem>,
+    /// The superblocks of seeds.
+    pub(crate) seeds: BTreeMap<DeviceId, Box<Superblock>>,
     /// Is it a metadata dump?
     pub(crate) dump: Option<Dump>,
     pub(crate) chunks: Chunks,

@@ -7,10 +7,10 @@
 //! state file, and starts a [mount helper](larder_fuse::helper) that will make the mount. Then it
 //! sends one message. The message says what is wanted and carries three descriptors: the mount
 //! helper's socket, the locked state file, and a socket for the answer. A message that wants a
-//! stream carries two, the daemon's end of a [conduit](crate::conduit). One about a scrub carries
-//! the same two, and a file in which the daemon keeps how far the scrub is. The daemon only
-//! receives. It opens, connects and accepts nothing, so its filter of system calls allows nothing
-//! more than before.
+//! stream carries two, the daemon's end of a [conduit](crate::conduit). One about a
+//! [job](crate::jobs) carries the same two, and in front of them the files that the job needs. The
+//! daemon only receives. It opens, connects and accepts nothing, so its filter of system calls
+//! allows nothing more than before.
 //!
 //! What can come in between, when a mount is wanted:
 //!
@@ -30,6 +30,7 @@
 //! everything on Linux; for any other user a stream would have files that this user may not read.
 
 use crate::conduit::{self, Inlet, Outlet};
+use crate::jobs::JobRequest;
 use crate::mount_options::whole::Settings;
 use crate::state::{self, directories, is_at, open_to_lock, own_directory};
 use crate::streams::Wanted;
@@ -49,7 +50,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Changed whenever a message means something else than before.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Longest message; a path and a list of options take up to some KiB each.
 const MESSAGE_LEN: usize = 128 << 10;
 
@@ -73,33 +74,7 @@ struct AnyMessage {
 enum Request {
     Mount(MountRequest),
     Send(SendRequest),
-    Scrub(ScrubRequest),
-}
-
-/// What a requester wants with a scrub.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ScrubRequest {
-    pub(crate) order: ScrubOrder,
-    /// See [`SendRequest`].
-    pub(crate) fsid: String,
-    /// See [`SendRequest`].
-    pub(crate) daemon: Option<u32>,
-}
-
-/// See [`ScrubRequest`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ScrubOrder {
-    /// Begin. How far it is is kept in the file that comes along.
-    Start { read_only: bool, limit: u64 },
-    /// Go on from what the file has.
-    Resume { limit: Option<u64> },
-    /// Say how far it is.
-    Status,
-    /// End it.
-    Cancel,
-    /// Change the limit.
-    Limit { limit: u64 },
+    Job(JobRequest),
 }
 
 /// What a requester of a stream wants.
@@ -305,8 +280,9 @@ pub(crate) enum Received {
     },
     /// A stream is wanted.
     Send { wanted: SendRequest, outlet: Outlet },
-    /// Something is wanted with a scrub; its state goes to the outlet, and is kept in the file.
-    Scrub { wanted: ScrubRequest, kept: Option<File>, outlet: Outlet },
+    /// A job is to be begun, changed or ended; how far it is goes to the outlet. The files are
+    /// those that came along.
+    Job { wanted: JobRequest, files: Vec<OwnedFd>, outlet: Outlet },
 }
 
 impl AttachSocket {
@@ -353,7 +329,7 @@ impl AttachSocket {
 
     fn accept_requests(&self, message: &mut [u8]) -> io::Result<Option<Received>> {
         let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3), ScmCredentials(1))];
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4), ScmCredentials(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(message)];
         let got = match rustix::net::recvmsg(
@@ -396,15 +372,18 @@ impl AttachSocket {
             Ok(Request::Send(wanted)) => <[OwnedFd; 2]>::try_from(fds)
                 .ok()
                 .map(|ends| Received::Send { wanted, outlet: Outlet::new(ends) }),
-            Ok(Request::Scrub(wanted)) => {
-                let ends = fds.split_off(fds.len().saturating_sub(2));
-                let kept = fds.pop().map(File::from);
-                let ends = <[OwnedFd; 2]>::try_from(ends).ok();
-                ends.map(|ends| Received::Scrub { wanted, kept, outlet: Outlet::new(ends) })
+            Ok(Request::Job(wanted)) => {
+                with_files(fds).map(|(files, outlet)| Received::Job { wanted, files, outlet })
             }
             _ => None,
         })
     }
+}
+
+/// The two ends of a conduit, and the files in front of them, if any came along.
+fn with_files(mut fds: Vec<OwnedFd>) -> Option<(Vec<OwnedFd>, Outlet)> {
+    let ends = fds.split_off(fds.len().saturating_sub(2));
+    <[OwnedFd; 2]>::try_from(ends).ok().map(|ends| (fds, Outlet::new(ends)))
 }
 
 /// The last descriptor of a message is for the answer, whatever the version.
@@ -499,20 +478,19 @@ impl Found {
         Ok(delivered.then_some(inlet))
     }
 
-    /// Asks for something with a scrub, whose state then comes out of the inlet. `None`: the daemon
-    /// is gone.
+    /// Asks for a job to be begun, changed or ended. `files` come along. How far it is then comes
+    /// out of the inlet. `None`: the daemon is gone.
     ///
     /// # Errors
     /// What sending says.
-    pub(crate) fn ask_about_scrub(
+    pub(crate) fn ask_for_job(
         &self,
-        wanted: ScrubRequest,
-        kept: Option<BorrowedFd<'_>>,
+        wanted: JobRequest,
+        files: &[BorrowedFd<'_>],
     ) -> io::Result<Option<Inlet>> {
         let (inlet, [stream, word]) = conduit::new()?;
-        let fds: Vec<BorrowedFd<'_>> =
-            kept.into_iter().chain([stream.as_fd(), word.as_fd()]).collect();
-        let delivered = self.deliver(Request::Scrub(wanted), &fds)?;
+        let fds = [files, &[stream.as_fd(), word.as_fd()]].concat();
+        let delivered = self.deliver(Request::Job(wanted), &fds)?;
         Ok(delivered.then_some(inlet))
     }
 
@@ -529,11 +507,11 @@ impl Found {
     }
 
     fn post(&self, text: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(
             ancillary.push(SendAncillaryMessage::ScmRights(fds)),
-            "the buffer was made for three"
+            "the buffer was made for four"
         );
         loop {
             let parts = [IoSlice::new(text)];

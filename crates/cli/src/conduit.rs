@@ -93,6 +93,11 @@ impl Inlet {
         }
     }
 
+    /// Tells the daemon that it need not go on. It still says how the stream ended.
+    pub(crate) fn let_go(&self) {
+        let _ = shutdown(&self.word, Shutdown::Write);
+    }
+
     /// How the stream ended. `None`: the daemon is gone, or did not take the request.
     ///
     /// # Errors
@@ -143,8 +148,9 @@ impl Outlet {
         question.is_multiple_of(QUESTIONS) && self.is_left()
     }
 
-    /// The program says nothing. So if something can be read, that is its end.
-    fn is_left(&self) -> bool {
+    /// Has the program gone, or let go? It says nothing. So if something can be read, that is its
+    /// end.
+    pub(crate) fn is_left(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         !matches!(recv(&self.word, &mut [0; 1][..], flags), Err(Errno::AGAIN | Errno::INTR))
     }

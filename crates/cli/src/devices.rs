@@ -5,12 +5,15 @@
 //! others are looked for. Those of a block device are block devices with the same file system's id.
 //! Those of an image file are files in its directory, and nowhere else, since a copy that lies
 //! somewhere else is not meant. Where two could be meant, the caller has to name one.
+//!
+//! The seeds upon which a file system is built are looked for in the same places. They are opened
+//! to be read, because others may use them at the same time.
 
 use crate::failure::Advise;
 use crate::print;
 use anyhow::anyhow;
-use larder_format::{DeviceId, Physical, SUPER_OFFSETS, SUPER_SIZE, Superblock};
-use larder_volume::{FileDevice, read_superblock};
+use larder_format::{DeviceId, Physical, SUPER_OFFSETS, SUPER_SIZE, SuperFlags, Superblock};
+use larder_volume::{Device, FileDevice, meant, read_superblock};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -44,30 +47,149 @@ pub(crate) fn join(names: &[PathBuf]) -> PathBuf {
     PathBuf::from(words.join(OsStr::new(",")))
 }
 
+/// What a device is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It belongs to the file system that is meant.
+    Own,
+    /// It is a seed, which is only read.
+    Seed,
+}
+
+impl Part {
+    fn of(superblock: &Superblock) -> Self {
+        let is_seed = superblock.super_flags().contains(SuperFlags::SEEDING);
+        if is_seed { Self::Seed } else { Self::Own }
+    }
+}
+
+/// Are all of these devices seeds, upon which others are built?
+pub(crate) fn are_seeds(devices: &[PathBuf]) -> bool {
+    let is_seed =
+        |path: &PathBuf| superblock_of(path).is_some_and(|sb| Part::of(&sb) == Part::Seed);
+    !devices.is_empty() && devices.iter().all(is_seed)
+}
+
 /// Opens the devices that are named, and then those that are not.
 ///
 /// # Errors
 /// Those of `open`; a device that is not named, and could be one of two.
 pub(crate) fn open(
     named: Vec<PathBuf>,
+    open: impl Fn(&Path, Part) -> anyhow::Result<FileDevice>,
+) -> anyhow::Result<Vec<Arc<FileDevice>>> {
+    let part = |name: &Path| superblock_of(name).map_or(Part::Own, |sb| Part::of(&sb));
+    open_as(named, open, part)
+}
+
+/// The same, of a file system that may be a seed itself and is written nevertheless. The seeds upon
+/// which it is built in turn are left out.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_own(
+    named: Vec<PathBuf>,
     open: impl Fn(&Path) -> anyhow::Result<FileDevice>,
 ) -> anyhow::Result<Vec<Arc<FileDevice>>> {
+    let own = |path: &Path, _| open(path);
+    open_as(named, own, |_| Part::Own)
+}
+
+fn open_as(
+    named: Vec<PathBuf>,
+    open: impl Fn(&Path, Part) -> anyhow::Result<FileDevice>,
+    part: impl Fn(&Path) -> Part,
+) -> anyhow::Result<Vec<Arc<FileDevice>>> {
     let mut devices = Vec::with_capacity(named.len());
+    let names = named.len();
     for name in named {
-        devices.push(Arc::new(open(&name)?));
+        devices.push(Arc::new(open(&name, part(&name))?));
     }
     // What is wrong with a superblock is for others to say.
     let read = devices.iter().map(|device| read_superblock(&**device));
     let Ok(superblocks) = read.collect::<Result<Vec<_>, _>>() else { return Ok(devices) };
-    let Some(first) = superblocks.first() else { return Ok(devices) };
-    if first.num_devices() > devices.len() as u64 {
-        let known: Vec<DeviceId> = superblocks.iter().map(|sb| sb.device_id()).collect();
-        for sibling in siblings(&devices[0], first, &known)? {
-            tracing::info!(device = %sibling.display(), "a device of the same file system");
-            devices.push(Arc::new(open(&sibling)?));
+    let Some(first) = meant(superblocks.iter().map(|sb| &**sb)) else { return Ok(devices) };
+    if first.num_devices() <= devices.len() as u64 {
+        return Ok(devices);
+    }
+    let own = superblocks.iter().position(|sb| sb.fsid == first.fsid).unwrap_or(0);
+    let known: Vec<DeviceId> = superblocks.iter().map(|sb| sb.device_id()).collect();
+    for sibling in siblings(&devices[own], first, &known)? {
+        tracing::info!(device = %sibling.display(), "a device of the same file system");
+        devices.push(Arc::new(open(&sibling, part(&sibling))?));
+    }
+    if first.num_devices() > devices.len() as u64 && part(devices[own].path()) == Part::Own {
+        for seed in seeds(&devices, own)? {
+            tracing::info!(device = %seed.display(), "a seed of the file system");
+            devices.push(Arc::new(open(&seed, Part::Seed)?));
         }
     }
+    leave_out_former(&mut devices, names);
     Ok(devices)
+}
+
+/// Leaves devices out that have left the file system but still say that they belong to it, unless
+/// they are among the first ones, which were named.
+fn leave_out_former(devices: &mut Vec<Arc<FileDevice>>, names: usize) {
+    if devices.len() == names {
+        return;
+    }
+    // What is wrong with the file system is for others to say.
+    let former = larder_fs::former_devices(as_devices(devices)).unwrap_or_default();
+    let mut at = 0;
+    devices.retain(|device| {
+        let is_named = at < names;
+        at += 1;
+        let id = read_superblock(&**device).map(|sb| sb.device_id());
+        let is_left_out = !is_named && id.is_ok_and(|id| former.contains(&id));
+        if is_left_out {
+            tracing::warn!(
+                device = %device.path().display(),
+                "has left the file system that it lies beside, and is not used"
+            );
+        }
+        !is_left_out
+    });
+}
+
+fn as_devices(devices: &[Arc<FileDevice>]) -> Vec<Arc<dyn Device>> {
+    devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
+}
+
+/// The devices of seeds that a file system needs and that are not among these, as far as they lie
+/// beside `own`.
+fn seeds(devices: &[Arc<FileDevice>], own: usize) -> anyhow::Result<Vec<PathBuf>> {
+    // What is wrong with the file system is for others to say.
+    let missing = larder_fs::missing_devices(as_devices(devices)).unwrap_or_default();
+    let candidates: Vec<(PathBuf, Box<Superblock>)> = candidates(&devices[own])
+        .into_iter()
+        .filter_map(|path| superblock_of(&path).map(|sb| (path, sb)))
+        .filter(|(_, sb)| Part::of(sb) == Part::Seed)
+        .collect();
+    let mut found = Vec::new();
+    for device in missing {
+        let is_it = |sb: &Superblock| {
+            device.seed == Some(sb.metadata_fsid()) && sb.dev_item.uuid == device.uuid
+        };
+        let mut those = candidates.iter().filter(|(_, sb)| is_it(sb)).map(|(path, _)| path);
+        match (those.next(), those.next()) {
+            (Some(a), Some(b)) => return Err(one_of_two(device.id, a, b)).could_not_run(),
+            (first, _) => found.extend(first.cloned()),
+        }
+    }
+    Ok(found)
+}
+
+fn one_of_two(id: DeviceId, a: &Path, b: &Path) -> anyhow::Error {
+    let (a, b) = (print::path(a), print::path(b));
+    let what = anyhow!("device {id} of the file system could be {a} or {b}");
+    let hint = "name every device that is meant, with commas between them: `A,B`";
+    Err::<(), _>(what).hint(hint).unwrap_err()
+}
+
+/// Where the other devices of a file system may be.
+fn candidates(device: &FileDevice) -> Vec<PathBuf> {
+    if device.is_block_device() { block_devices() } else { neighbours(device.path()) }
 }
 
 /// Other devices of the file system that a device belongs to, as far as they can be looked at: a
@@ -90,27 +212,22 @@ fn siblings(
     superblock: &Superblock,
     known: &[DeviceId],
 ) -> anyhow::Result<Vec<PathBuf>> {
-    let candidates =
-        if device.is_block_device() { block_devices() } else { neighbours(device.path()) };
     let mut found: BTreeMap<DeviceId, PathBuf> = BTreeMap::new();
-    for path in candidates {
+    for path in candidates(device) {
         let Some(other) = superblock_of(&path) else { continue };
         let id = other.device_id();
         if other.fsid != superblock.fsid || known.contains(&id) {
             continue;
         }
         if let Some(first) = found.insert(id, path.clone()) {
-            let (a, b) = (print::path(&first), print::path(&path));
-            return Err(anyhow!("device {id} of the file system could be {a} or {b}"))
-                .hint("name every device that is meant, with commas between them: `A,B`")
-                .could_not_run();
+            return Err(one_of_two(id, &first, &path)).could_not_run();
         }
     }
     Ok(found.into_values().collect())
 }
 
 /// The superblock of a file or block device, without a lock.
-fn superblock_of(path: &Path) -> Option<Box<Superblock>> {
+pub(crate) fn superblock_of(path: &Path) -> Option<Box<Superblock>> {
     let kind = path.metadata().ok()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return None;

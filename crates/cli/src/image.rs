@@ -4,6 +4,7 @@
 //! and what is said about a log. So is how a path inside it becomes an inode, symbolic links
 //! included.
 
+use crate::devices::Part;
 use crate::failure::{Advise, usage};
 use crate::{devices, mount_table, print, size, state};
 use anyhow::{Context, anyhow};
@@ -53,6 +54,16 @@ pub(crate) enum Access {
     Write,
 }
 
+impl Access {
+    /// What is wanted of a device with this part in the image. Nobody writes a seed.
+    fn to(self, part: Part) -> Self {
+        match (self, part) {
+            (Self::Write, Part::Seed) => Self::Serve,
+            _ => self,
+        }
+    }
+}
+
 /// Opens the one device behind an image, with the right advice when that fails. For commands that
 /// look at a device by itself, or write.
 pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<FileDevice>> {
@@ -61,12 +72,45 @@ pub(crate) fn open_device(path: &Path, access: Access) -> anyhow::Result<Arc<Fil
 
 /// Opens all devices of an image.
 pub(crate) fn open_devices(image: &Path, access: Access) -> anyhow::Result<Vec<Arc<FileDevice>>> {
-    devices::open(devices::names(image), |path| open_one(path, access))
+    devices::open(devices::names(image), |path, part| open_one(path, access.to(part)))
+}
+
+/// Opens the devices of an image that are not of its seeds, even if it is a seed itself.
+pub(crate) fn open_own_devices(
+    image: &Path,
+    access: Access,
+) -> anyhow::Result<Vec<Arc<FileDevice>>> {
+    devices::open_own(devices::names(image), |path| open_one(path, access))
 }
 
 /// The devices as those see them that read them.
 pub(crate) fn as_devices(devices: &[Arc<FileDevice>]) -> Vec<Arc<dyn Device>> {
     devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
+}
+
+/// Opens the file system on devices of which the first were named and the others found. If it may
+/// do without some, those that were found are left out where they were written without the others.
+pub(crate) fn open_filesystem(
+    devices: &[Arc<FileDevice>],
+    named: usize,
+    options: OpenOptions,
+) -> larder_fs::Result<Arc<Filesystem>> {
+    let (kept, found) = devices.split_at(named.min(devices.len()));
+    let opened = Filesystem::open_devices(as_devices(devices), options.clone());
+    if !(is_apart(&opened) && options.degraded && !found.is_empty()) {
+        return opened;
+    }
+    for device in found {
+        print::say(&format!(
+            "larder: note: {} is left out: it and what was named were written without each other",
+            print::path(device.path())
+        ));
+    }
+    Filesystem::open_devices(as_devices(kept), options)
+}
+
+fn is_apart<T>(opened: &larder_fs::Result<T>) -> bool {
+    matches!(opened, Err(larder_fs::Error::Volume(VolumeError::Apart { .. })))
 }
 
 fn open_one(path: &Path, access: Access) -> anyhow::Result<FileDevice> {
@@ -134,6 +178,12 @@ pub(crate) fn note_dump(name: &str) {
 pub(crate) fn note_devices(name: &str, info: &FsInfo) {
     for missing in &info.missing_devices {
         print::say(&format!("larder: note: {name}: {missing} is missing; going on without it"));
+        if !info.read_only && missing.seed.is_none() {
+            print::say(&format!(
+                "hint: `larder device replace {} NEW DIR` puts another device in its place",
+                missing.id
+            ));
+        }
     }
     for stale in &info.stale_devices {
         print::say(&format!(
@@ -281,7 +331,17 @@ impl Image {
         subvolid: Option<u64>,
         options: OpenOptions,
     ) -> anyhow::Result<Self> {
-        let devices = open_devices(path, access)?;
+        Self::on(&open_devices(path, access)?, path, access, subvolid, options)
+    }
+
+    /// Opens an image on devices that are open already.
+    pub(crate) fn on(
+        devices: &[Arc<FileDevice>],
+        path: &Path,
+        access: Access,
+        subvolid: Option<u64>,
+        options: OpenOptions,
+    ) -> anyhow::Result<Self> {
         let (name, device) = (path.display().to_string(), &devices[0]);
         let read_only = access != Access::Write;
         let options = OpenOptions {
@@ -295,7 +355,7 @@ impl Image {
             discard: options.discard && !device.is_block_device(),
             ..options
         };
-        let opened = Filesystem::open_devices(as_devices(&devices), options);
+        let opened = open_filesystem(devices, devices::names(path).len(), options);
         let fs = advise_content(advise_filesystem(opened, &name), &**device)?;
         let info = fs.info();
         note_devices(&name, &info);
@@ -441,6 +501,11 @@ pub(crate) fn advise_filesystem<T>(result: larder_fs::Result<T>, name: &str) -> 
                     commands with --degraded"
             })
         }
+        Err(larder_fs::Error::Volume(VolumeError::Apart { .. })) => Some(
+            "each has changes that the other lacks; name the one whose changes are to be kept, and \
+                go on without the other: mount it with -o degraded, other commands with \
+                --degraded (-o ro,degraded shows what is on either)",
+        ),
         Err(e) if e.to_string().contains("metadata dump") => Some(DUMP_ADVICE),
         Err(e) if e.to_string().contains("the log cannot be replayed") => Some(
             "`larder inspect log` shows it; -o ro,nologreplay and `larder restore` read the last \

@@ -28,6 +28,8 @@ pub(crate) struct MountWishes {
     /// `None`: as is usual for the user that mounts.
     pub(crate) default_permissions: Option<bool>,
     pub(crate) no_log_replay: bool,
+    /// A balance that was interrupted stays paused.
+    pub(crate) skip_balance: bool,
     /// Further devices of the file system.
     pub(crate) devices: Vec<PathBuf>,
     /// Do without devices that are missing.
@@ -46,6 +48,8 @@ pub(crate) struct MountWishes {
     pub(crate) max_inline: Option<u64>,
     pub(crate) no_data_cow: bool,
     pub(crate) no_data_sum: bool,
+    /// Chunks of which fewer percent are used are freed in the background.
+    pub(crate) reclaim: Option<u8>,
     pub(crate) fsname: String,
     /// Old behaviour switched back on: for benchmarks, and not in the help.
     pub(crate) tuning: Tuning,
@@ -63,6 +67,7 @@ impl Default for MountWishes {
             allow_other: false,
             default_permissions: None,
             no_log_replay: false,
+            skip_balance: false,
             devices: Vec::new(),
             degraded: false,
             writeback: false,
@@ -78,6 +83,7 @@ impl Default for MountWishes {
             max_inline: None,
             no_data_cow: false,
             no_data_sum: false,
+            reclaim: None,
             fsname: String::new(),
             tuning: Tuning::default(),
         }
@@ -117,6 +123,10 @@ Options for -o (comma-separated; -o may be repeated):
   nologreplay           with ro: show the last commit of an image that has a
                         log, without replaying it; norecovery is the same, as
                         on Linux
+  reclaim=PERCENT       free chunks of data in the background of which less than
+                        that is used (default 0: never)
+  skip_balance          leave a balance paused that was interrupted; otherwise
+                        it goes on
   device=PATH           a further device of the file system, where it is not
                         found: block devices are by their file system's id,
                         image files if they lie in the directory of the first
@@ -147,8 +157,9 @@ Options for -o (comma-separated; -o may be repeated):
 
 An image that is mounted already gets a further mount, served by the same
 daemon. commit, cache_size, compress, discard, max_inline, nodatacow, nodatasum,
-direct, buffered, notreelog, nologreplay and nosandbox are options of the whole
-file system: the first mount decides, and a later one may only say the same.";
+reclaim, direct, buffered, notreelog, nologreplay, skip_balance and nosandbox
+are options of the whole file system: the first mount decides, and a later one
+may only say the same.";
 
 impl MountWishes {
     /// Reads the words of all `-o` lists in order.
@@ -203,6 +214,7 @@ impl MountWishes {
                     other => return Err(format!("discard={other}: use sync or async")),
                 }
             }
+            "reclaim" => self.reclaim = reclaim(needs()?)?,
             "max_inline" => self.max_inline = Some(size::parse(needs()?)?),
             "fsname" => self.fsname = needs()?.into(),
             "transport" => {
@@ -269,6 +281,7 @@ impl MountWishes {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = Some(true),
             "nologreplay" | "norecovery" => self.no_log_replay = true,
+            "skip_balance" => self.skip_balance = true,
             "degraded" => self.degraded = true,
             "writeback" => self.writeback = true,
             "nowriteback" => self.writeback = false,
@@ -290,6 +303,13 @@ impl MountWishes {
         }
         true
     }
+}
+
+/// A percentage; 0 is never.
+fn reclaim(value: &str) -> Result<Option<u8>, String> {
+    let percent = value.parse().ok().filter(|percent| *percent <= 90);
+    let percent = percent.ok_or(format!("reclaim={value}: not a percentage up to 90"))?;
+    Ok((percent > 0).then_some(percent))
 }
 
 /// Generic options that change nothing: they are for other programs that read fstab, or ask for

@@ -189,7 +189,55 @@ fn what_is_missing_is_said_and_done_without() {
         let run = larder(args!["ls", rest]).ok();
         assert!(run.err.contains("note: ") && run.err.contains("device 1 ("), "{}", run.err);
         assert!(run.err.contains("is missing; going on without it"), "{}", run.err);
+        // Copies and parity that are left are right.
+        assert_eq!(findings(rest), vec!["device-missing"; lost]);
     }
+}
+
+#[test]
+fn every_device_is_shown() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let set = made_by_linux(dir.path(), "raid5", "raid1", 3);
+    let [a, b, _] = &set.images() else { panic!("three devices") };
+    let picture = || larder(args!["map", a, "-o", "-"]).ok().text();
+    let drawn = |svg: &str| (1..=3).filter(|n| svg.contains(&format!(">Device {n}: "))).count();
+    assert_eq!(drawn(&picture()), 3);
+    let supers = larder(args!["inspect", "super", "--json", a]).ok().json();
+    let ids: Vec<u64> =
+        supers.as_array().unwrap().iter().map(|sb| sb["devid"].as_u64().unwrap()).collect();
+    assert_eq!(ids, [1, 1, 2, 2, 3, 3]);
+    std::fs::remove_file(b).unwrap();
+    let svg = picture();
+    assert!(drawn(&svg) == 2 && svg.contains("missing: device 2"), "{}", &svg[..2000]);
+}
+
+/// Both halves of a mirror were used by themselves.
+#[test]
+fn halves_that_went_apart_are_told_and_each_can_be_used() {
+    let dir = scratch();
+    let away = dir.path().join("away");
+    std::fs::create_dir(&away).unwrap();
+    let (a, b) = (dir.path().join("a.img"), dir.path().join("b.img"));
+    let made = args!["mkfs", "--size", "256M", "-d", "raid1", "-m", "raid1", &a, &b];
+    larder(made).ok();
+    std::fs::rename(&b, away.join("b.img")).unwrap();
+    larder(args!["--degraded", "mkdir", inside(&a, "/one")]).ok();
+    larder(args!["--degraded", "mkdir", inside(&away.join("b.img"), "/two")]).ok();
+    std::fs::rename(away.join("b.img"), &b).unwrap();
+    let both = list(&[a.clone(), b.clone()]);
+    let run = larder(args!["ls", inside(&both, "/")]).fails(2, "written without the other");
+    assert!(run.err.contains("--degraded"), "{}", run.err);
+    larder(args!["mkdir", inside(&a, "/more")]).fails(2, "written without the other");
+    for (half, has) in [(&a, "one\n"), (&b, "two\n")] {
+        let run = larder(args!["ls", inside(half, "/")]).ok();
+        assert_eq!(run.text(), has);
+        assert!(run.err.contains("is left out"), "{}", run.err);
+    }
+    larder(args!["--degraded", "mkdir", inside(&a, "/more")]).ok();
+    assert_eq!(larder(args!["ls", inside(&a, "/")]).ok().text(), "more\none\n");
 }
 
 #[test]
@@ -325,4 +373,25 @@ fn damage_is_counted_for_the_device_that_has_it() {
     assert!(std::fs::read(point.join("large")).unwrap() == large());
     assert_eq!(errors(1), 0);
     unmounted();
+}
+
+/// A loop device does not read what lies behind the end of its file, and a write makes that longer.
+#[test]
+fn a_block_device_that_fails_to_read_is_repaired() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let (a, b) = (dir.path().join("a.img"), dir.path().join("b.img"));
+    let file = dir.path().join("file");
+    std::fs::write(&file, large()).unwrap();
+    larder(args!["mkfs", "--size", "256M", "-d", "raid1", "-m", "raid1", &a, &b]).ok();
+    larder(args!["cp", &file, inside(&a, "/large")]).ok();
+    let loops = [&a, &b].map(|image| LoopDevice::attach(image).unwrap());
+    let (first, second) = (loops[0].path(), &b);
+    std::fs::File::options().write(true).open(second).unwrap().set_len(43 * MIB).unwrap();
+    let run = larder(args!["scrub", "-r", first]).fails(1, "left");
+    assert!(run.text().contains("sectors that cannot be read"), "{}", run.text());
+    larder(args!["scrub", first]).ok();
+    assert!(larder(args!["scrub", "-r", first]).ok().text().contains("No errors"));
 }

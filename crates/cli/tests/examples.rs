@@ -72,7 +72,8 @@ const STREAM: &[u8] = include_bytes!("../../stream/tests/linux/full.v2");
 /// Back to the start. A loop over names keeps it to what there is.
 const RESET: &str = "
     rm -rf rescued yesterday sdb1.img other.img full.img root.img root.tar.zst layout unpacked
-    rm -rf sdc1.img disk-1.img disk-2.img b.img c.img container.img srv backup.img thesis
+    rm -rf sdc1.img disk-1.img disk-2.img disk-3.img disk-9.img b.img c.img container.img srv
+    rm -rf backup.img thesis base.img
     for name in disk old new broken; do cp --sparse=always template.img $name.img; done
 ";
 
@@ -203,6 +204,26 @@ fn preparation(line: &str) -> &'static str {
         larder mkdir disk.img:/.snapshots
         larder subvolume snapshot -r disk.img:/home disk.img:/.snapshots/home.20251118T040000Z
         larder backup disk.img:/home backup.img:/"
+    } else if line.contains("seed on") {
+        "larder mkfs --size 128M base.img"
+    } else if line.contains("seed off") {
+        "larder mkfs --size 128M base.img
+        larder seed on base.img"
+    } else if line.contains("device replace") {
+        "set -e
+        rm new.img
+        truncate -s 256M new.img
+        larder mkfs --size 128M -d raid1 -m raid1 disk-1.img disk-2.img"
+    } else if line.contains("device add") && line.contains("disk-1.img") {
+        "larder mkfs --size 128M -d raid1 -m raid1 disk-1.img disk-2.img
+        truncate -s 128M sdc1.img"
+    } else if line.contains("device remove missing") {
+        "larder mkfs --size 256M -d raid1 -m raid1 disk-1.img disk-2.img disk-3.img
+        rm disk-3.img"
+    } else if line.contains("device remove") && line.contains("disk-1.img") {
+        "larder mkfs --size 256M -d raid1 -m raid1 disk-1.img disk-2.img disk-3.img"
+    } else if line.contains("device remove") {
+        "larder device add --size 1G disk-9.img disk.img"
     } else if line.contains("disk-1.img") && !line.contains("mkfs") {
         "larder mkfs --size 128M -d raid1 -m raid1 disk-1.img disk-2.img"
     // A new image, or one that is made over.

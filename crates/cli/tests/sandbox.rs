@@ -16,9 +16,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 fn status(pid: Pid) -> HashMap<String, String> {
-    let text = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
+    status_if_there(pid).expect("the process is there")
+}
+
+/// `None` for a process or thread that has ended.
+fn status_if_there(pid: Pid) -> Option<HashMap<String, String>> {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
     let pair = |line: &str| line.split_once(':').map(|(a, b)| (a.to_owned(), b.trim().to_owned()));
-    text.lines().filter_map(pair).collect()
+    Some(text.lines().filter_map(pair).collect())
 }
 
 /// The mount helper of a daemon.
@@ -42,7 +47,8 @@ fn assert_confined(daemon: Pid) {
     let mut seen = 0;
     for task in tasks {
         let task = task.unwrap().file_name().into_string().unwrap();
-        let status = status(Pid::from_raw(task.parse().unwrap()).unwrap());
+        let task = Pid::from_raw(task.parse().unwrap()).unwrap();
+        let Some(status) = status_if_there(task) else { continue };
         let name = &status["Name"];
         assert_eq!(status["NoNewPrivs"], "1", "{name}");
         assert_eq!(status["Seccomp"], "2", "{name}");

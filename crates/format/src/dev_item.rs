@@ -1,5 +1,6 @@
 //! The item that describes one device: in the chunk tree, and copied into the device's superblock.
 
+use crate::ids::Generation;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -23,9 +24,10 @@ pub struct DevItem {
     pub sector_size: U32,
     /// Kind of device; 0.
     pub kind: U64,
-    /// 0 in practice.
+    /// 0 for most. A seed has that of its superblock, in the items of file systems that are built
+    /// upon it; a device that is behind has a mark, see [`DevItem::mark`].
     pub generation: U64,
-    /// 0 in practice.
+    /// 0 in practice; see [`DevItem::left`].
     pub start_offset: U64,
     /// Unused.
     pub dev_group: U32,
@@ -39,3 +41,25 @@ pub struct DevItem {
     pub fsid: [u8; 16],
 }
 const _: () = assert!(size_of::<DevItem>() == 98);
+
+impl DevItem {
+    /// Is it a device of another file system, upon which the file system `fsid` is built?
+    #[must_use]
+    pub fn is_seed_of(&self, fsid: &[u8; 16]) -> bool {
+        self.fsid != *fsid
+    }
+
+    /// The last commit that the device has as a whole, if it lacks something: Larder's **mark**, as
+    /// the file system `fsid` notes it. Only devices that are written get one.
+    #[must_use]
+    pub fn mark(&self, fsid: &[u8; 16]) -> Option<Generation> {
+        let since = self.generation.get().checked_sub(1).map(Generation);
+        since.filter(|_| !self.is_seed_of(fsid))
+    }
+
+    /// The same with a mark or without.
+    #[must_use]
+    pub fn with_mark(self, since: Option<Generation>) -> Self {
+        Self { generation: U64::new(since.map_or(0, |since| since.0 + 1)), ..self }
+    }
+}

@@ -47,6 +47,12 @@ unit!(
     DeviceId, "{}"
 );
 
+impl DeviceId {
+    /// What a device has as its id that is to take the place of another one, until it has all that
+    /// the other one has. Ids of devices begin at 1.
+    pub const REPLACE_TARGET: Self = Self(0);
+}
+
 impl Logical {
     /// The address `bytes` further on. Wraps never: saturates, and a saturated address maps
     /// nowhere.

@@ -139,7 +139,11 @@ pub struct Superblock {
     /// Roots of recent commits; see [`Superblock::current_backup_slot`].
     pub backup_roots: [BackupRoot; 4],
     /// Zero.
-    pub padding: [u8; 565],
+    pub padding: [u8; 549],
+    /// See [`Superblock::history`]; 0 where only Linux wrote.
+    pub history: U64,
+    /// See [`Superblock::history_began`].
+    pub history_began: U64,
 }
 const _: () = assert!(size_of::<Superblock>() == SUPER_SIZE);
 const _: () = assert!(std::mem::offset_of!(Superblock, magic) == 0x40);

@@ -59,7 +59,9 @@
 
 #[macro_use]
 mod base;
+mod balance;
 mod compare;
+mod devices;
 #[macro_use]
 mod engine;
 mod file;
@@ -68,7 +70,9 @@ mod inode;
 mod log;
 pub mod mkfs;
 mod relocate;
+mod replace;
 mod scrub;
+mod seed;
 mod space;
 mod subvolume;
 mod transaction;
@@ -80,6 +84,10 @@ pub use base::{api, error};
 use base::{budget, completion, hash, lock, tuning};
 
 pub use api::*;
+pub use balance::{
+    BalanceControl, BalancePlan, BalanceState, BalanceStatus, BalanceWish, Convert, DataMay,
+    Filters, Freeing, Span,
+};
 #[cfg(feature = "faults")]
 pub use base::tuning::faults::Fault;
 pub use base::tuning::older;
@@ -87,17 +95,22 @@ pub use compare::{
     Comparison, ExtentPart, ExtentUser, Frozen, FrozenEntry, FrozenName, ItemChange, PartContent,
 };
 pub use completion::Completion;
+pub use devices::{Clearing, Outcome, SMALLEST_DEVICE, Smallest, SmallestPart};
+pub use engine::exclusive::{Exclusive, ExclusiveOperation};
 pub use engine::fsyncs::LogStats;
 pub use engine::reclaims::ReclaimStats;
 pub use error::{Error, Result};
 pub use filesystem::{
     DeviceErrors, DeviceFigures, DeviceState, Filesystem, MemoryStats, MemoryUse, Stats,
+    former_devices, missing_devices,
 };
 pub use relocate::{GroupFacts, Relocated, Relocating};
+pub use replace::{ReplaceControl, ReplaceOptions, ReplaceSource, ReplaceStatus, Replacing};
 pub use scrub::{
     Damage, ScrubControl, ScrubCounts, ScrubDamage, ScrubFile, ScrubOptions, ScrubState,
     ScrubStatus,
 };
+pub use seed::{set_seed, sprout};
 pub use space::{AllocatedOnDevice, KindUsage, SpaceUsage, TrimRange, Trimmed};
 pub use subvolume::SubvolInfo;
 pub use transaction::Received;

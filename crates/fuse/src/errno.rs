@@ -48,7 +48,7 @@ pub fn errno(error: &Error) -> Errno {
         Error::IsDirectory => libc::EISDIR,
         Error::NotEmpty => libc::ENOTEMPTY,
         // An xattr that fits no item is ENOSPC on Linux's btrfs too.
-        Error::NoSpace => libc::ENOSPC,
+        Error::NoSpace | Error::DoesNotFit(_) => libc::ENOSPC,
         Error::TooBig => libc::E2BIG,
         Error::TooManyLinks => libc::EMLINK,
         Error::NameTooLong => libc::ENAMETOOLONG,
@@ -57,7 +57,7 @@ pub fn errno(error: &Error) -> Errno {
         Error::Invalid(_) => libc::EINVAL,
         Error::CrossSubvolume => libc::EXDEV,
         Error::NotPermitted(_) => libc::EPERM,
-        Error::Busy(_) => libc::EBUSY,
+        Error::Busy(_) | Error::NotEmptied { .. } => libc::EBUSY,
         Error::WouldBlock => libc::EAGAIN,
     })
 }

@@ -42,6 +42,12 @@ pub(crate) fn choose(
             }
         }
     }
+    // One that was to take the place of another has not everything.
+    let is_target =
+        |(c, _): &(Chosen, Arc<dyn Device>)| c.superblock.device_id() == DeviceId::REPLACE_TARGET;
+    if !all.iter().all(is_target) {
+        all.retain(|one| !is_target(one));
+    }
     let generation = |c: &Chosen| -> Generation { c.superblock.generation() };
     let newest = (0..all.len()).rev().max_by_key(|n| generation(&all[*n].0));
     let Some(newest) = newest else {

@@ -178,7 +178,7 @@ impl<'o> Reader<'o> {
         };
         self.observer.note("searching the whole device for tree nodes");
         let on =
-            |(id, device): (_, &Arc<dyn Device>)| Scan::run(&**device, &looks(id), self.observer);
+            |(id, device): (_, Arc<dyn Device>)| Scan::run(&*device, &looks(id), self.observer);
         let scan = Scan::join(self.volume.devices().map(on));
         self.observer.note(&format!("{} nodes found", scan.len()));
         scan

@@ -25,9 +25,9 @@
 //! A write that failed may have done anything; it stays open for ever. So does a write that a
 //! failed flush should have covered.
 
-use crate::device::{Op, OpKind, Recording, Seq, disk_of};
+use crate::device::{Op, OpKind, Recording, Seq, disk_of, is_super};
 use crate::image::{Image, Piece, STRIDE};
-use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
+use larder_format::SUPER_OFFSETS;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -357,7 +357,7 @@ impl Crashes {
     fn tear(&self, epoch: &Epoch, c: u32, rng: &mut StdRng) -> Option<Tear> {
         let op = &self.ops[epoch.open[c as usize] as usize];
         let (at, len) = extent_of(op);
-        if len <= 512 || is_super(Physical(at), len) || matches!(op.kind, OpKind::Discard { .. }) {
+        if len <= 512 || is_super(&(at..at + len)) || matches!(op.kind, OpKind::Discard { .. }) {
             return None;
         }
         Some(if rng.random_bool(0.5) {
@@ -374,10 +374,6 @@ fn extent_of(op: &Op) -> (u64, u64) {
         OpKind::Write { at, len, .. } | OpKind::Discard { at, len, .. } => (at, len),
         OpKind::Flush { .. } => (0, 0),
     }
-}
-
-fn is_super(at: Physical, len: u64) -> bool {
-    len == SUPER_SIZE as u64 && SUPER_OFFSETS.contains(&Physical(at.0 % STRIDE))
 }
 
 fn in_flight_together(a: &Op, b: &Op) -> bool {
@@ -567,7 +563,7 @@ fn class_with(op: &Op, fsid: Option<&[u8; 16]>) -> WriteClass {
     let OpKind::Write { at, len, pieces, .. } = &op.kind else { return WriteClass::Discard };
     let Some(first) = pieces.first() else { return WriteClass::Data };
     let bytes = &first.data.bytes()[first.start..first.end];
-    if is_super(Physical(*at), *len) {
+    if is_super(&(*at..at + len)) {
         let has_log = bytes.get(0x60..0x68).is_some_and(|b| b != [0; 8]);
         return if has_log { WriteClass::LogSuper } else { WriteClass::Super };
     }

@@ -70,9 +70,7 @@ impl Access {
     /// Does it touch exactly one superblock?
     #[must_use]
     pub fn is_superblock(&self) -> bool {
-        self.kind != AccessKind::Flush
-            && self.len == SUPER_SIZE as u64
-            && SUPER_OFFSETS.contains(&Physical(self.at % STRIDE))
+        self.kind != AccessKind::Flush && is_super(&(self.at..self.at + self.len))
     }
     /// Does it touch the range?
     #[must_use]
@@ -571,9 +569,22 @@ impl Strike {
     }
 }
 
+/// Is this range of a stack exactly one superblock of a disk?
+pub(crate) fn is_super(range: &Range<u64>) -> bool {
+    let len = range.end - range.start;
+    len == SUPER_SIZE as u64 && SUPER_OFFSETS.contains(&Physical(range.start % STRIDE))
+}
+
 /// The number of the disk that an address lies on.
 pub(crate) fn disk_of(at: u64) -> usize {
     usize::try_from(at / STRIDE).expect("few disks")
+}
+
+/// The parts of a write, as one.
+fn joined(parts: &[io::IoSlice<'_>]) -> Vec<u8> {
+    let mut all = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+    parts.iter().for_each(|part| all.extend_from_slice(part));
+    all
 }
 
 /// One disk of a stack.
@@ -651,18 +662,14 @@ impl Device for SimDevice {
 
     fn write_vectored_at(&self, at: Physical, data: &[io::IoSlice<'_>]) -> io::Result<()> {
         // One operation, as on a real device: it may tear anywhere.
-        let all: Vec<u8> = data.iter().flat_map(|d| d.iter().copied()).collect();
-        self.write_at(at, &all)
+        self.write_at(at, &joined(data))
     }
 
     fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
         // All are submitted before the first takes effect, and the last one completes first.
         let begun: Vec<io::Result<Begun>> = writes
             .iter()
-            .map(|w| {
-                let all: Vec<u8> = w.data.iter().flat_map(|d| d.iter().copied()).collect();
-                self.begin_write(AccessKind::Write, w.at.0, &all)
-            })
+            .map(|w| self.begin_write(AccessKind::Write, w.at.0, &joined(w.data)))
             .collect();
         let mut ended: Vec<_> =
             begun.into_iter().rev().map(|b| b.and_then(|b| self.end_write(b))).collect();

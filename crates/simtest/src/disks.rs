@@ -82,14 +82,22 @@ impl Kind {
     /// # Errors
     /// What mkfs says.
     pub fn config(self, config: &Config, share: f64) -> Result<Config, larder_fs::Error> {
+        let mishaps = Mishaps { tolerated: self.tolerated(), share };
+        Ok(Config { base: self.fresh()?, mishaps, ..config.clone() })
+    }
+
+    /// A new file system of this kind, on disks of different sizes.
+    ///
+    /// # Errors
+    /// What mkfs says.
+    pub fn fresh(self) -> Result<Image, larder_fs::Error> {
         let sizes = (0..self.disks as u64).map(|n| (256 + 16 * n) * MIB).collect();
         let options = MkfsOptions {
             data: Some(self.data),
             metadata: Some(self.metadata),
             ..MkfsOptions::default()
         };
-        let mishaps = Mishaps { tolerated: self.tolerated(), share };
-        Ok(Config { base: fresh_on(sizes, &options)?, mishaps, ..config.clone() })
+        fresh_on(sizes, &options)
     }
 }
 

@@ -124,6 +124,15 @@ impl Image {
         disk
     }
 
+    /// Puts the first disk of another image on top of the stack.
+    pub(crate) fn push(&mut self, disk: &Self) {
+        let first = self.sizes.len() as u64 * STRIDE / PAGE as u64;
+        self.sizes.push(disk.sizes[0]);
+        for (n, page) in disk.pages_of(0) {
+            self.set_page(first + n, page);
+        }
+    }
+
     /// Takes a disk out of the stack. The others keep their numbers.
     pub fn lose(&mut self, number: usize) {
         for (n, _) in self.pages_of(number) {

@@ -19,7 +19,8 @@
 //! - [`memserver`]: a file system in memory, behind which the transports of FUSE are tested and
 //!   measured;
 //! - [`faults`]: the same on a device that fails; [`disks`]: on several disks, of which some are
-//!   lost, old or damaged;
+//!   lost, old or damaged; [`fragile`]: an image file that fails;
+//! - [`moving`]: moves of data beside workloads: relocation, balances, changes of devices;
 //! - [`rows`]: power cuts of several devices, of which some are then lost, where there is parity;
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
@@ -37,12 +38,14 @@ pub mod disks;
 pub mod faults;
 pub mod fill;
 pub mod formats;
+pub mod fragile;
 pub mod hostile;
 pub mod image;
 pub mod judge;
 pub mod lineage;
 pub mod memserver;
 pub mod model;
+pub mod moving;
 pub mod ops;
 pub mod oracle;
 pub mod recorded;

@@ -58,20 +58,36 @@ struct Done {
     committed: bool,
 }
 
+/// A name as [`World::names`] gives it.
+type Name = (String, Ino, String, Ino);
+
 /// The operations of one thread, in order.
 #[derive(Clone, Debug)]
 pub struct Domain {
     prefix: String,
     /// `worlds[k]`: after `k` operations.
     worlds: Vec<World>,
+    /// The names in each of them. Those that an operation did not change are shared.
+    names: Vec<Arc<Vec<Name>>>,
     done: Vec<Done>,
+    /// Somebody else commits at any time.
+    others_commit: bool,
 }
 
 impl Domain {
     /// A domain that begins with `base` and works on the root's names that begin with `prefix`.
     #[must_use]
     pub fn new(prefix: impl Into<String>, base: World) -> Self {
-        Self { prefix: prefix.into(), worlds: vec![base], done: Vec::new() }
+        let names = vec![Arc::new(base.names())];
+        let (worlds, done) = (vec![base], Vec::new());
+        Self { prefix: prefix.into(), worlds, names, done, others_commit: false }
+    }
+
+    /// The same beside others, who do not belong to the workload and commit at any time.
+    #[must_use]
+    pub(crate) fn beside_others(mut self) -> Self {
+        self.others_commit = true;
+        self
     }
 
     /// The world after all operations.
@@ -89,6 +105,9 @@ impl Domain {
             _ => None,
         };
         self.done.push(Done { op: op.clone(), begin, end, touched, target, committed: false });
+        let names = after.names();
+        let last = self.names.last().filter(|last| ***last == names).cloned();
+        self.names.push(last.unwrap_or_else(|| Arc::new(names)));
         self.worlds.push(after);
     }
 
@@ -122,8 +141,7 @@ impl Domain {
     /// `index`. Attributes of the directories above are not needed to find it; `data_only`: nor are
     /// its own.
     fn fsync_floor(&self, index: usize, ino: Ino, data_only: bool) -> usize {
-        let world = &self.worlds[index];
-        let parents = parents(world);
+        let parents = parents(&self.names[index]);
         let mut needed = BTreeSet::from([ino]);
         let mut todo = vec![ino];
         while let Some(i) = todo.pop() {
@@ -143,10 +161,10 @@ impl Domain {
     }
 }
 
-fn parents(world: &World) -> HashMap<Ino, Vec<Ino>> {
+fn parents(names: &[Name]) -> HashMap<Ino, Vec<Ino>> {
     let mut out: HashMap<Ino, Vec<Ino>> = HashMap::new();
-    for (_, dir, _, ino) in world.names() {
-        out.entry(ino).or_default().push(dir);
+    for (_, dir, _, ino) in names {
+        out.entry(*ino).or_default().push(*dir);
     }
     out
 }
@@ -249,6 +267,7 @@ impl History {
     fn is_alone(&self, domain: &Domain) -> bool {
         let commits = |d: &Done| matches!(d.op, Op::Snapshot { .. } | Op::Subvolume(_));
         self.domains.len() == 1
+            && !domain.others_commit
             && !domain.now().has_nested(ROOT)
             && !domain.done.iter().any(commits)
     }
@@ -600,6 +619,11 @@ impl<'a> Found<'a> {
     }
 }
 
+/// Are these the names that were asked for last?
+fn is_last<'a>(last: &mut Option<&'a Arc<Vec<Name>>>, names: &'a Arc<Vec<Name>>) -> bool {
+    last.replace(names).is_some_and(|last| Arc::ptr_eq(last, names))
+}
+
 /// Every slot of a directory leads to an inode that it led to since its promise.
 fn weak_slots(
     domain: &Domain,
@@ -609,9 +633,10 @@ fn weak_slots(
     found: &Found<'_>,
 ) -> Result<(), String> {
     let mut slots: BTreeSet<(Ino, String)> = found.slots.keys().cloned().collect();
-    for world in &domain.worlds[..=hi] {
-        let mine = world.names().into_iter().filter(|n| n.0.starts_with(&domain.prefix));
-        slots.extend(mine.map(|n| (n.1, n.2)));
+    let mut last = None;
+    for names in domain.names[..=hi].iter().filter(|names| !is_last(&mut last, names)) {
+        let mine = names.iter().filter(|n| n.0.starts_with(&domain.prefix));
+        slots.extend(mine.map(|n| (n.1, n.2.clone())));
     }
     let slot_at = |k: usize, dir: Ino, name: &str| match domain.worlds[k].node(dir).map(|n| &n.body)
     {
@@ -706,10 +731,9 @@ struct Floors {
 /// `alone`: nobody else commits, so that the last commit is known to be the one that must be there.
 fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
     let mut floors = Floors { slots: HashMap::new(), dirs: HashMap::new(), lost: HashMap::new() };
-    let committed: HashMap<(Ino, String), Ino> = domain.worlds[bounds.all]
-        .names()
-        .into_iter()
-        .map(|(_, dir, name, i)| ((dir, name), i))
+    let committed: HashMap<(Ino, &str), Ino> = domain.names[bounds.all]
+        .iter()
+        .map(|(_, dir, name, i)| ((*dir, name.as_str()), *i))
         .collect();
     // A snapshot promises much at once.
     let mut promised: BTreeMap<usize, Vec<Ino>> = BTreeMap::new();
@@ -718,7 +742,7 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
     }
     for (k, inodes) in promised {
         let world = &domain.worlds[k];
-        let up = parents(world);
+        let up = parents(&domain.names[k]);
         let mut needed: BTreeSet<Ino> = inodes.iter().copied().collect();
         let mut todo = inodes.clone();
         while let Some(i) = todo.pop() {
@@ -735,12 +759,13 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
         }
         // Names that these inodes have, and names that they had and lost: when they were seen there
         // last.
-        let mut seen: HashMap<((Ino, String), Ino), usize> = HashMap::new();
-        for (at, world) in domain.worlds[..=k].iter().enumerate() {
-            let names = world.names().into_iter().filter(|n| needed.contains(&n.3));
-            seen.extend(names.map(|(_, dir, name, i)| (((dir, name), i), at)));
+        let mut seen: HashMap<((Ino, &str), Ino), usize> = HashMap::new();
+        for (at, names) in domain.names[..=k].iter().enumerate() {
+            let names = names.iter().filter(|n| needed.contains(&n.3));
+            seen.extend(names.map(|(_, dir, name, i)| (((*dir, name.as_str()), *i), at)));
         }
-        for ((slot, i), at) in seen {
+        for (((dir, name), i), at) in seen {
+            let slot = (dir, name.to_owned());
             let mut promise = |since: usize| {
                 let floor = floors.slots.entry(slot.clone()).or_default();
                 *floor = (*floor).max(since);
@@ -749,7 +774,7 @@ fn weak_floors(domain: &Domain, bounds: &Bounds, alone: bool) -> Floors {
                 promise(k);
                 continue;
             }
-            if committed.get(&slot) == Some(&i) {
+            if committed.get(&(dir, name)) == Some(&i) {
                 // The first sync has freed it, and gave it to its owner then. Another commit may
                 // have come between: then the name is free, or has a new owner since.
                 let syncs =

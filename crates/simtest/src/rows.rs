@@ -1,27 +1,25 @@
 //! Power cuts of a file system on several devices, of which some are lost at the same moment.
 //!
-//! The decision hidden here is how the devices are cut together. `Disks` has one clock for all of
-//! them. A write is durable on its device if a flush *of that device* that began after the write
-//! had ended has itself ended. Of the other writes that had begun, each device keeps a set of its
-//! own, and any of them may be torn. Then as many devices are taken away as the profile tolerates.
+//! The decision hidden here is how the devices are cut together, at random moments of the
+//! recording of a [`SimDevice`]. A write is durable on its device if a flush *of that device* that
+//! began after the write had ended has itself ended. Of the other writes that had begun, each
+//! device keeps a set of its own, and any of them may be torn. Then as many devices are taken away
+//! as the profile tolerates.
 //!
 //! What is demanded of the rest is simple, so that it can be demanded of every sector: a file was
 //! synced with known content and written to since. Each of its sectors must hold what was synced,
 //! or what a write began to put there later.
 
-use crate::device::SimDevice;
-use crate::image::{Image, Piece, pieces};
-use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
+use crate::device::{Op, OpKind, Recording, Seq, SimDevice, disk_of, is_super};
+use crate::image::Image;
 use larder_fs::{
     Error, Fallocate, FileKind, FilePosition, Filesystem, InodeId, NewInode, OpenOptions, Tuning,
 };
-use larder_volume::Device;
-use parking_lot::{Mutex, RwLock};
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 const SECTOR: usize = 4096;
@@ -30,166 +28,66 @@ const SECTORS: usize = 40;
 /// Files that are written.
 const FILES: usize = 5;
 
-/// A moment.
-type Time = u64;
-
-#[derive(Clone, Debug)]
-struct Write {
-    device: usize,
-    at: u64,
-    len: usize,
-    pieces: Arc<[Piece]>,
-    began: Time,
-    ended: Time,
-}
-
-impl Write {
-    fn is_superblock(&self) -> bool {
-        self.len == SUPER_SIZE && SUPER_OFFSETS.contains(&Physical(self.at))
+/// What a write covers.
+fn write_of(op: &Op) -> Option<Range<u64>> {
+    match op.kind {
+        OpKind::Write { at, len, .. } => Some(at..at + len),
+        OpKind::Discard { .. } | OpKind::Flush { .. } => None,
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Flush {
-    device: usize,
-    began: Time,
-    ended: Time,
+fn end_of(op: &Op) -> Seq {
+    op.completed.map_or(Seq(u64::MAX), |completion| completion.at)
 }
 
-#[derive(Debug, Default)]
-struct Log {
-    clock: Time,
-    writes: Vec<Write>,
-    flushes: Vec<Flush>,
+/// The moment at which some superblock was written, after the one that is given.
+fn some_superblock(recording: &Recording, after: Seq, random: &mut StdRng) -> Option<Seq> {
+    let is_super = |op: &&Op| write_of(op).is_some_and(|range| is_super(&range));
+    let moments: Vec<Seq> =
+        recording.ops.iter().filter(is_super).map(end_of).filter(|end| *end > after).collect();
+    moments.choose(random).copied()
 }
 
-impl Log {
-    fn tick(&mut self) -> Time {
-        self.clock += 1;
-        self.clock
-    }
-}
-
-/// Devices in memory that record with one clock.
-struct Disks {
-    base: Vec<Image>,
-    log: Arc<Mutex<Log>>,
-}
-
-struct Disk {
-    number: usize,
-    image: RwLock<Image>,
-    log: Arc<Mutex<Log>>,
-}
-
-impl std::fmt::Debug for Disk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Disk({})", self.number)
-    }
-}
-
-impl Device for Disk {
-    fn name(&self) -> String {
-        format!("disk-{}", self.number + 1)
-    }
-    fn size(&self) -> u64 {
-        self.image.read().size()
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
-        self.image.read().read(at.0, buf);
-        Ok(())
-    }
-    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
-        let write = {
-            let mut log = self.log.lock();
-            let began = log.tick();
-            let (device, pieces) = (self.number, pieces(at.0, data).into());
-            let (at, len, ended) = (at.0, data.len(), Time::MAX);
-            log.writes.push(Write { device, at, len, pieces, began, ended });
-            log.writes.len() - 1
+/// What a cut at a moment leaves of all disks.
+fn cut(recording: &Recording, at: Seq, random: &mut StdRng) -> Image {
+    let mut image = recording.base.clone();
+    for disk in 0..image.sizes().len() {
+        let is_flush = |op: &&Op| matches!(op.kind, OpKind::Flush { disk: of } if of == disk);
+        let flushes = recording.ops.iter().filter(is_flush).filter(|op| end_of(op) <= at);
+        let flushed = flushes.map(|op| op.submitted).max().unwrap_or_default();
+        let is_begun = |op: &&Op| {
+            op.submitted <= at && write_of(op).is_some_and(|range| disk_of(range.start) == disk)
         };
-        self.image.write().write(at.0, data);
-        let mut log = self.log.lock();
-        log.writes[write].ended = log.tick();
-        Ok(())
-    }
-    fn flush(&self) -> io::Result<()> {
-        let began = self.log.lock().tick();
-        let mut log = self.log.lock();
-        let ended = log.tick();
-        log.flushes.push(Flush { device: self.number, began, ended });
-        Ok(())
-    }
-}
-
-impl Disks {
-    fn new(base: Vec<Image>) -> Self {
-        Self { base, log: Arc::default() }
-    }
-    fn devices(&self) -> Vec<Arc<dyn Device>> {
-        let disk = |(number, image): (usize, &Image)| -> Arc<dyn Device> {
-            Arc::new(Disk { number, image: RwLock::new(image.clone()), log: Arc::clone(&self.log) })
-        };
-        self.base.iter().enumerate().map(disk).collect()
-    }
-    fn now(&self) -> Time {
-        self.log.lock().tick()
-    }
-
-    /// The moment at which some superblock was written, after the one that is given.
-    fn some_superblock(&self, after: Time, random: &mut StdRng) -> Option<Time> {
-        let log = self.log.lock();
-        let moments = log.writes.iter().filter(|w| w.is_superblock() && w.ended > after);
-        let moments: Vec<Time> = moments.map(|w| w.ended).collect();
-        moments.choose(random).copied()
-    }
-
-    /// What a cut at a moment leaves of each device.
-    fn cut(&self, at: Time, random: &mut StdRng) -> Vec<Image> {
-        let log = self.log.lock();
-        let device = |number: usize| {
-            let flushed = log
-                .flushes
-                .iter()
-                .filter(|f| f.device == number && f.ended <= at)
-                .map(|f| f.began)
-                .max()
-                .unwrap_or(0);
-            let begun = |w: &&Write| w.device == number && w.began <= at;
-            let open = log.writes.iter().filter(begun).filter(|w| w.ended >= flushed).count();
-            // None, all, those up to some moment, or any.
-            let (mode, upto) = (random.random_range(0..4), random.random_range(0..=open));
-            let (mut image, mut passed) = (self.base[number].clone(), 0);
-            for write in log.writes.iter().filter(begun) {
-                let durable = write.ended < flushed;
-                passed += usize::from(!durable);
-                let kept = match mode {
-                    0 => false,
-                    1 => true,
-                    2 => passed <= upto,
-                    _ => random.random_bool(0.5),
-                };
-                if durable || kept {
-                    put(&mut image, write, !durable && random.random_bool(0.1), random);
-                }
+        let begun: Vec<&Op> = recording.ops.iter().filter(is_begun).collect();
+        let open = begun.iter().filter(|op| end_of(op) >= flushed).count();
+        // None, all, those up to some moment, or any.
+        let (mode, upto) = (random.random_range(0..4), random.random_range(0..=open));
+        let mut passed = 0;
+        for op in begun {
+            let durable = end_of(op) < flushed;
+            passed += usize::from(!durable);
+            let kept = match mode {
+                0 => false,
+                1 => true,
+                2 => passed <= upto,
+                _ => random.random_bool(0.5),
+            };
+            if durable || kept {
+                put(&mut image, op, !durable && random.random_bool(0.1), random);
             }
-            image
-        };
-        (0..self.base.len()).map(device).collect()
+        }
     }
+    image
 }
 
 /// Carries a write out, all of it or torn at 512 bytes. Superblocks do not tear.
-fn put(image: &mut Image, write: &Write, torn: bool, random: &mut StdRng) {
-    let end = if torn && !write.is_superblock() {
-        write.at + random.random_range(0..write.len as u64 / 512 + 1) * 512
-    } else {
-        write.at + write.len as u64
+fn put(image: &mut Image, op: &Op, torn: bool, random: &mut StdRng) {
+    let OpKind::Write { at, len, pieces, .. } = &op.kind else { return };
+    let end = match torn && !is_super(&(*at..at + len)) {
+        true => at + random.random_range(0..len / 512 + 1) * 512,
+        false => at + len,
     };
-    for piece in write.pieces.iter().filter_map(|piece| piece.clip(write.at..end)) {
+    for piece in pieces.iter().filter_map(|piece| piece.clip(*at..end)) {
         image.put(&piece);
     }
 }
@@ -199,15 +97,15 @@ fn put(image: &mut Image, write: &Write, torn: bool, random: &mut StdRng) {
 struct File {
     id: Option<InodeId>,
     now: Vec<u32>,
-    begun: Vec<(Time, usize, u32)>,
+    begun: Vec<(Seq, usize, u32)>,
     /// What syncs promised, and when they had.
-    promised: Vec<(Time, Vec<u32>)>,
+    promised: Vec<(Seq, Vec<u32>)>,
 }
 
 /// A file system that is written, and what it has to show.
 struct Work<'a> {
     fs: &'a Filesystem,
-    disks: &'a Disks,
+    disks: &'a SimDevice,
     files: Vec<File>,
     version: u32,
     random: StdRng,
@@ -240,7 +138,7 @@ impl<'a> Work<'a> {
     /// Goes on with the files that are there. What they hold now is promised.
     fn new(
         fs: &'a Filesystem,
-        disks: &'a Disks,
+        disks: &'a SimDevice,
         first_version: u32,
         seed: u64,
     ) -> Result<Self, String> {
@@ -251,7 +149,7 @@ impl<'a> Work<'a> {
             let Some((id, now)) = content(fs, n)? else { continue };
             let file = &mut this.files[n];
             file.id = Some(id);
-            file.promised.push((0, now.clone()));
+            file.promised.push((Seq(0), now.clone()));
             file.now = now;
         }
         Ok(this)
@@ -287,7 +185,7 @@ impl<'a> Work<'a> {
         self.version += 1;
         let version = self.version;
         let data: Vec<u8> = (from..from + len).flat_map(|i| sector(n, i, version)).collect();
-        let began = self.disks.now();
+        let began = self.disks.mark();
         let file = &mut self.files[n];
         file.id = Some(id);
         file.now.resize(file.now.len().max(from + len), 0);
@@ -301,7 +199,7 @@ impl<'a> Work<'a> {
     fn fsync(&mut self, n: usize) -> Result<(), Error> {
         let Some(id) = self.files[n].id else { return Ok(()) };
         self.fs.fsync(id, false)?;
-        let now = self.disks.now();
+        let now = self.disks.mark();
         let file = &mut self.files[n];
         file.promised.push((now, file.now.clone()));
         Ok(())
@@ -309,7 +207,7 @@ impl<'a> Work<'a> {
 
     fn sync(&mut self) -> Result<(), Error> {
         self.fs.sync()?;
-        let now = self.disks.now();
+        let now = self.disks.mark();
         for file in self.files.iter_mut().filter(|file| file.id.is_some()) {
             file.promised.push((now, file.now.clone()));
         }
@@ -346,7 +244,7 @@ fn content(fs: &Filesystem, n: usize) -> Result<Option<(InodeId, Vec<u32>)>, Str
 }
 
 /// Does a file show at least what was promised at a moment, and nothing that had not begun?
-fn is_kept(n: usize, file: &File, shown: Option<&[u32]>, at: Time) -> Result<(), String> {
+fn is_kept(n: usize, file: &File, shown: Option<&[u32]>, at: Seq) -> Result<(), String> {
     let Some((_, promised)) = file.promised.iter().rfind(|(when, _)| *when <= at) else {
         return Ok(());
     };
@@ -357,7 +255,7 @@ fn is_kept(n: usize, file: &File, shown: Option<&[u32]>, at: Time) -> Result<(),
     }
     for (index, version) in shown.iter().enumerate() {
         let least = promised.get(index).copied().unwrap_or(0);
-        let begun = |(when, i, v): &(Time, usize, u32)| {
+        let begun = |(when, i, v): &(Seq, usize, u32)| {
             *when <= at && *i == index && *v == *version && *v >= least
         };
         if *version != least && !file.begun.iter().any(begun) {
@@ -372,8 +270,8 @@ fn is_kept(n: usize, file: &File, shown: Option<&[u32]>, at: Time) -> Result<(),
 /// What is tried.
 #[derive(Clone)]
 pub struct Plan {
-    /// The devices as they were made.
-    pub base: Vec<Image>,
+    /// The disks as they were made.
+    pub base: Image,
     /// So many of them may be lost.
     pub tolerated: usize,
     /// Seed of everything random.
@@ -394,44 +292,57 @@ impl std::fmt::Debug for Plan {
     }
 }
 
+/// What a round left.
+struct Round {
+    recording: Recording,
+    files: Vec<File>,
+    /// When it could begin to work.
+    opened: Seq,
+    /// The last version that was written.
+    version: u32,
+}
+
+/// Works on the disks, and closes.
+fn work(plan: &Plan, base: Image, version: u32, seed: u64) -> Result<Round, String> {
+    let disks = Arc::new(SimDevice::new(base));
+    let tuning = Tuning { fake_clock: true, ..plan.tuning.clone() };
+    let options = OpenOptions { commit_interval: None, tuning, ..OpenOptions::default() };
+    let fs = Filesystem::open_devices(disks.devices(), options).map_err(|e| e.to_string())?;
+    let mut work = Work::new(&fs, &disks, version, seed)?;
+    let opened = disks.mark();
+    for step in 0..plan.steps {
+        work.step().map_err(|e| format!("step {step}: {e}"))?;
+    }
+    let (files, version) = (std::mem::take(&mut work.files), work.version);
+    fs.close().map_err(|e| format!("close: {e}"))?;
+    Ok(Round { recording: disks.recording(), files, opened, version })
+}
+
 /// Carries a plan out. Returns how many different states were looked at.
 ///
 /// # Errors
 /// What a state lacks.
 pub fn run(plan: &Plan) -> Result<usize, String> {
     let mut random = StdRng::seed_from_u64(plan.seed);
-    let (mut base, mut version, mut seen) = (plan.base.clone(), 0, BTreeMap::new());
-    for round in 0..plan.rounds {
-        for image in &mut base {
-            image.freeze();
-        }
-        let disks = Disks::new(base);
-        let tuning = Tuning { fake_clock: true, ..plan.tuning.clone() };
-        let options = OpenOptions { commit_interval: None, tuning, ..OpenOptions::default() };
-        let devices = disks.devices();
-        let fs = Filesystem::open_devices(devices, options)
-            .map_err(|e| format!("round {round}: {e}"))?;
-        let mut work = Work::new(&fs, &disks, version, plan.seed + round as u64)?;
-        let opened = disks.now();
-        for step in 0..plan.steps {
-            work.step().map_err(|e| format!("round {round}, step {step}: {e}"))?;
-        }
-        version = work.version;
-        let files = std::mem::take(&mut work.files);
-        drop(work);
-        fs.close().map_err(|e| format!("round {round}: close: {e}"))?;
-        drop(fs);
-        let end = disks.now();
+    let (mut base, mut version, mut seen) = (plan.base.clone(), 0, BTreeSet::new());
+    for n in 0..plan.rounds {
+        base.freeze();
+        let round = work(plan, base, version, plan.seed + n as u64)
+            .map_err(|e| format!("round {n}: {e}"))?;
+        version = round.version;
+        let (opened, end) = (round.opened.0, round.recording.end.0);
         for _ in 0..plan.states {
             // What the round before has left shows at the beginning.
             let until = if random.random_bool(0.25) { opened + (end - opened) / 8 } else { end };
-            let at = random.random_range(opened..=until);
-            let images = disks.cut(at, &mut random);
-            look(plan, images, &files, at, &mut random, &mut seen)
-                .map_err(|e| format!("round {round}, cut at {at} of {end}: {e}"))?;
+            let at = Seq(random.random_range(opened..=until));
+            let image = cut(&round.recording, at, &mut random);
+            look(plan, image, &round.files, at, &mut random, &mut seen)
+                .map_err(|e| format!("round {n}, cut at {} of {end}: {e}", at.0))?;
         }
-        let at = disks.some_superblock(opened, &mut random).filter(|_| random.random_bool(0.5));
-        base = disks.cut(at.unwrap_or_else(|| random.random_range(opened..end)), &mut random);
+        let at = some_superblock(&round.recording, round.opened, &mut random)
+            .filter(|_| random.random_bool(0.5))
+            .unwrap_or_else(|| Seq(random.random_range(opened..end)));
+        base = cut(&round.recording, at, &mut random);
     }
     Ok(seen.len())
 }
@@ -439,31 +350,28 @@ pub fn run(plan: &Plan) -> Result<usize, String> {
 /// Takes devices away, and looks at what is left.
 fn look(
     plan: &Plan,
-    mut images: Vec<Image>,
+    mut image: Image,
     files: &[File],
-    at: Time,
+    at: Seq,
     random: &mut StdRng,
-    seen: &mut BTreeMap<(u64, Vec<usize>), ()>,
+    seen: &mut BTreeSet<u64>,
 ) -> Result<(), String> {
-    let mut numbers: Vec<usize> = (0..images.len()).collect();
-    numbers.shuffle(random);
-    let mut left = numbers.split_off(plan.tolerated);
-    left.sort_unstable();
-    let hash = left.iter().fold(0u64, |sum, n| sum.rotate_left(9) ^ images[*n].content_hash());
-    if seen.insert((hash, left.clone()), ()).is_some() {
+    let mut lost: Vec<usize> = (0..image.sizes().len()).collect();
+    lost.shuffle(random);
+    lost.truncate(plan.tolerated);
+    lost.iter().for_each(|disk| image.lose(*disk));
+    if !seen.insert(image.content_hash()) {
         return Ok(());
     }
-    let device = |n: &usize| -> Arc<dyn Device> {
-        Arc::new(SimDevice::new(images[*n].clone()).named(format!("disk-{n}")).unrecorded())
-    };
     let options = OpenOptions {
         read_only: true,
         degraded: true,
         commit_interval: None,
         ..OpenOptions::default()
     };
-    let without = |e: String| format!("without {numbers:?}: {e}");
-    let fs = Filesystem::open_devices(left.iter().map(device).collect(), options)
+    let without = |e: String| format!("without {lost:?}: {e}");
+    let disks = Arc::new(SimDevice::new(image).unrecorded());
+    let fs = Filesystem::open_devices(disks.devices(), options)
         .map_err(|e| without(format!("it does not open: {e}")))?;
     let shown = files.iter().enumerate().try_for_each(|(n, file)| {
         let shown = content(&fs, n)?;

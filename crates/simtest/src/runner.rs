@@ -24,13 +24,14 @@ use crate::workload::{Segment, Workload, prefix};
 use crate::world::{Refusal, World};
 use larder_format::{ObjectId, Physical, SUPER_OFFSETS, SUPER_SIZE};
 use larder_fs::mkfs::{MkfsOptions, mkfs_on};
-use larder_fs::{Filesystem, OpenOptions, SubvolChoice, Timestamp, Tuning};
+use larder_fs::{Error, Filesystem, OpenOptions, SubvolChoice, Timestamp, Tuning};
 use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,6 +53,8 @@ pub struct Config {
     pub depth: Depth,
     /// What happens to disks while the power is off.
     pub mishaps: Mishaps,
+    /// After so many operations of a thread one block group moves, each in its turn; 0: none.
+    pub relocate_every: usize,
     /// Threads for the judging.
     pub workers: usize,
     /// Judge only this one.
@@ -139,6 +142,7 @@ impl Config {
             max_states: usize::MAX,
             depth: Depth::LOOK,
             mishaps: Mishaps::default(),
+            relocate_every: 0,
             workers: std::thread::available_parallelism().map_or(2, usize::from),
             only: None,
             max_failures: 3,
@@ -235,13 +239,17 @@ impl fmt::Display for Outcome {
         for (kind, n) in &self.states {
             write!(f, " {kind} {n}")?;
         }
-        let Done { emptied, recovered, checked, kernel, hurt } = self.done;
+        let Done { emptied, recovered, ours, checked, kernel, hurt, resumed, given_up } = self.done;
         write!(
             f,
-            "; emptied {emptied}, crashed again {recovered}, btrfs check {checked}, kernel {kernel}"
+            "; emptied {emptied}, crashed again {recovered}, larder check {ours}, btrfs check \
+                {checked}, kernel {kernel}"
         )?;
         if hurt > 0 {
             write!(f, ", with disks lost, old or damaged {hurt}")?;
+        }
+        if resumed + given_up > 0 {
+            write!(f, ", moves that went on {resumed}, were given up {given_up}")?;
         }
         if self.plans > 0 {
             write!(f, ", runs with a failing disk {}", self.plans)?;
@@ -298,7 +306,8 @@ pub fn execute(
             let name = if many { prefix(i) } else { String::new() };
             let domain = Domain::new(name, world.clone());
             let (fs, device, ops) = (&fs, &device, ops.clone());
-            scope.spawn(move || quietly(|| perform(fs, device, domain, &ops)))
+            let each = |done| relocate_in_turn(fs, config.relocate_every, done);
+            scope.spawn(move || quietly(|| perform_and(fs, device, domain, &ops, &each)))
         };
         let running: Vec<_> = segment.threads.iter().enumerate().map(spawn).collect();
         running.into_iter().map(|t| t.join().expect("panics are caught inside")).collect()
@@ -321,6 +330,20 @@ pub fn execute(
     Ok(Run { recording: device.recording(), history })
 }
 
+/// Moves a block group after every so many operations.
+fn relocate_in_turn(fs: &Filesystem, every: usize, done: usize) -> Result<(), String> {
+    if every == 0 || !done.is_multiple_of(every) {
+        return Ok(());
+    }
+    let groups = fs.block_groups();
+    let group = groups[done / every % groups.len()].start;
+    match fs.relocate(group, &mut |_| ControlFlow::Continue(())) {
+        // Another thread relocates; or a commit has taken the group out meanwhile.
+        Ok(_) | Err(Error::Busy(_) | Error::NotFound | Error::NoSpace) => Ok(()),
+        Err(e) => Err(format!("relocating block group {group}: {e}")),
+    }
+}
+
 /// Does operations of one thread, each first on the model, then on the engine. Returns the domain
 /// with them.
 ///
@@ -329,8 +352,19 @@ pub fn execute(
 pub fn perform(
     fs: &Filesystem,
     device: &SimDevice,
+    domain: Domain,
+    ops: &[Op],
+) -> Result<(Domain, Handles), String> {
+    perform_and(fs, device, domain, ops, &|_| Ok(()))
+}
+
+/// As [`perform`]. `each` is called after each operation, with how many there were.
+pub(crate) fn perform_and(
+    fs: &Filesystem,
+    device: &SimDevice,
     mut domain: Domain,
     ops: &[Op],
+    each: &dyn Fn(usize) -> Result<(), String>,
 ) -> Result<(Domain, Handles), String> {
     let mut handles = Handles::new();
     for (index, op) in ops.iter().enumerate() {
@@ -340,6 +374,7 @@ pub fn perform(
         let begin = device.mark();
         let result = run_op(fs, &mut handles, op);
         let end = device.mark();
+        each(index + 1)?;
         match (expected, result) {
             (Ok(touched), Ok(real)) => {
                 if let (Some(made), Some(real)) = (touched.made, real) {
@@ -458,7 +493,12 @@ fn title(config: &Config, workload: &Workload) -> String {
     let name = &workload.name;
     if workload.is_single() {
         let whole = if config.options.tuning.commit_steps { "" } else { " --whole" };
-        format!("{name}: torture --seed {}{whole} --script '{text}'", config.limits.seed)
+        let relocate = match config.relocate_every {
+            0 => String::new(),
+            every => format!(" --relocate {every}"),
+        };
+        let seed = config.limits.seed;
+        format!("{name}: torture --seed {seed}{whole}{relocate} --script '{text}'")
     } else {
         format!("{name} (several threads; seed {}): {text}", config.limits.seed)
     }
@@ -544,11 +584,12 @@ fn judge_all(config: &Config, workload: &Workload, run: &Run, outcome: &mut Outc
     crashes
 }
 
-/// Keeps the disk of a failure, where asked for.
-fn keep(image: &Image, id: u64) {
-    if let Some(dir) = std::env::var_os("LARDER_KEEP_STATES") {
-        let path = std::path::Path::new(&dir).join(format!("{id:016x}.img"));
-        // The failure itself is reported whether or not its disk can be kept.
-        let _ = image.write_sparse(&path);
+/// Keeps the disks of a failure, where asked for.
+pub(crate) fn keep(image: &Image, id: u64) {
+    let Some(dir) = std::env::var_os("LARDER_KEEP_STATES") else { return };
+    for disk in (0..image.sizes().len()).filter(|disk| image.sizes()[*disk] > 0) {
+        let path = std::path::Path::new(&dir).join(format!("{id:016x}-{}.img", disk + 1));
+        // The failure itself is reported whether or not its disks can be kept.
+        let _ = image.disk(disk).write_sparse(&path);
     }
 }

@@ -87,7 +87,7 @@ fn same(rng: &mut StdRng, world: &World) -> Option<Op> {
     (a != b).then(|| Op::Dedupe { from: from.clone(), range, to: to.clone(), at })
 }
 
-fn sharing_op(rng: &mut StdRng, world: &World) -> Op {
+pub(crate) fn sharing_op(rng: &mut StdRng, world: &World) -> Op {
     const TOPS: [&str; 7] = ["S", "T", "U", "A/V", "S/W", "T/X", "Y"];
     const NAMES: [&str; 3] = ["f", "g", "d/h"];
     let tops: Vec<String> = world

@@ -114,7 +114,8 @@ fn the_catalogue_is_large_and_its_names_are_unique() {
 /// What the catalogue does not plant: what is wrong with a device and not with an image, what an
 /// image may be in the midst of, what a metadata dump lacks (`check_dumps.rs`), and what is said
 /// about the check itself.
-const NOT_PLANTED: [Kind; 7] = [
+const NOT_PLANTED: [Kind; 8] = [
+    Kind::DeviceBehind,
     Kind::NodeUnreadable,
     Kind::DataUnreadable,
     Kind::LogPresent,

@@ -2,16 +2,14 @@
 //! written, and goes on.
 
 use larder_check::Severity;
-use larder_format::Physical;
 use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions};
+use larder_simtest::fragile::{Fragile, Refuses};
 use larder_simtest::oracle::{
     Aspects, DeviceSet, EngineTree, Fixture, Manifest, Need, StdTree, btrfs, manifest, need,
     populate, scratch,
 };
 use larder_volume::{Device, FileDevice, OpenMode};
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
 const MIB: u64 = 1 << 20;
@@ -99,43 +97,6 @@ fn is_sound(set: &DeviceSet, name: &str) {
     assert!(theirs.is_clean(), "{name}: {theirs:?}");
 }
 
-/// A device that can be made to fail.
-#[derive(Debug)]
-struct Fragile {
-    device: FileDevice,
-    fails: AtomicBool,
-}
-
-impl Fragile {
-    fn works(&self) -> io::Result<()> {
-        if self.fails.load(Ordering::Relaxed) { Err(io::Error::other("gone")) } else { Ok(()) }
-    }
-}
-
-impl Device for Fragile {
-    fn name(&self) -> String {
-        self.device.name()
-    }
-    fn size(&self) -> u64 {
-        self.device.size()
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
-        self.works()?;
-        self.device.read_at(at, buf)
-    }
-    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
-        self.works()?;
-        self.device.write_at(at, data)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.works()?;
-        self.device.flush()
-    }
-}
-
 /// The second of two mirrors fails for good in the midst of the work. Nothing is lost, and the
 /// device is recognised when it comes back.
 #[test]
@@ -147,8 +108,7 @@ fn the_work_goes_on_without_a_mirror() {
     let sizes = [384 * MIB; 2];
     let set = DeviceSet::make(dir.path(), &sizes, &["-d", "raid1", "-m", "raid1"]).unwrap();
     let device = |path| FileDevice::open(path, OpenMode::Write).unwrap();
-    let second =
-        Arc::new(Fragile { device: device(&set.images()[1]), fails: AtomicBool::new(false) });
+    let second = Fragile::open(&set.images()[1]);
     let devices: Vec<Arc<dyn Device>> =
         vec![Arc::new(device(&set.images()[0])), Arc::clone(&second) as Arc<dyn Device>];
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -159,7 +119,7 @@ fn the_work_goes_on_without_a_mirror() {
     let before = fs.create(fs.root(), b"before", &new).unwrap().id;
     fs.write(before, 0, &[1; 100_000]).unwrap();
     fs.sync().unwrap();
-    second.fails.store(true, Ordering::Relaxed);
+    second.refuse(Refuses::Everything);
     write_much(&fs, "larder", 120);
     let ours = manifest(&EngineTree(&fs)).unwrap();
     fs.close().unwrap();

@@ -1,17 +1,16 @@
 //! File systems that go on without a device: Larder writes, Linux goes on, and the device comes
 //! back.
 
-use larder_format::{DeviceId, Physical};
+use larder_format::DeviceId;
 use larder_fs::{DeviceState, FileKind, Filesystem, InodeId, NewInode, OpenOptions};
+use larder_simtest::fragile::{Fragile, Refuses};
 use larder_simtest::oracle::{
     Aspects, DeviceSet, EngineTree, KernelMount, Manifest, Need, StdTree, btrfs, manifest, need,
     scratch,
 };
 use larder_volume::{Device, FileDevice, OpenMode};
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
 const MIB: u64 = 1 << 20;
@@ -65,56 +64,9 @@ fn scrub(mount: &KernelMount) -> String {
     btrfs(&args).unwrap()
 }
 
-/// A device that can be made to fail: requests to read, or all.
-#[derive(Debug)]
-struct Fragile {
-    device: FileDevice,
-    reads_fail: AtomicBool,
-    all_fail: AtomicBool,
-}
-
-impl Fragile {
-    fn new(image: &PathBuf) -> Arc<Self> {
-        let device = FileDevice::open(image, OpenMode::Write).unwrap();
-        Arc::new(Self {
-            device,
-            reads_fail: AtomicBool::default(),
-            all_fail: AtomicBool::default(),
-        })
-    }
-    fn refuses(&self, when: &[&AtomicBool]) -> io::Result<()> {
-        let refuses = when.iter().any(|flag| flag.load(Ordering::Relaxed));
-        if refuses { Err(io::Error::other("gone")) } else { Ok(()) }
-    }
-}
-
-impl Device for Fragile {
-    fn name(&self) -> String {
-        self.device.name()
-    }
-    fn size(&self) -> u64 {
-        self.device.size()
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
-        self.refuses(&[&self.all_fail, &self.reads_fail])?;
-        self.device.read_at(at, buf)
-    }
-    fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
-        self.refuses(&[&self.all_fail])?;
-        self.device.write_at(at, data)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.refuses(&[&self.all_fail])?;
-        self.device.flush()
-    }
-}
-
 /// Opens two devices of which one or both can be made to fail.
 fn open_fragile(images: &[PathBuf]) -> (Arc<Filesystem>, Vec<Arc<Fragile>>) {
-    let fragile: Vec<Arc<Fragile>> = images.iter().map(Fragile::new).collect();
+    let fragile: Vec<Arc<Fragile>> = images.iter().map(|path| Fragile::open(path)).collect();
     let devices = fragile.iter().map(|d| Arc::clone(d) as Arc<dyn Device>).collect();
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     (Filesystem::open_devices(devices, options).unwrap(), fragile)
@@ -272,9 +224,9 @@ fn a_device_that_was_away_is_read_last_until_it_is_up_to_date() {
     // Not even when the other device cannot be read.
     let (fs, fragile) = open_fragile(set.images());
     let file = fs.lookup(fs.root(), b"in-place").unwrap().id;
-    fragile[0].reads_fail.store(true, Ordering::Relaxed);
+    fragile[0].refuse(Refuses::Reads);
     fs.read(file, 0, &mut [0; 4096]).unwrap_err();
-    fragile[0].reads_fail.store(false, Ordering::Relaxed);
+    fragile[0].refuse(Refuses::Nothing);
     is_new(&fs);
     close(fs);
     drop(fragile);
@@ -318,7 +270,7 @@ fn a_device_that_lacks_only_a_log_is_recognised() {
             fs.write(file, n, &[2; 10_000]).unwrap();
             fs.fsync(file, false).unwrap();
         }
-        fragile[1].all_fail.store(true, Ordering::Relaxed);
+        fragile[1].refuse(Refuses::Everything);
         fs.write(file, 0, &[3; 100_000]).unwrap();
         fs.fsync(file, false).unwrap();
         let generation = fs.info().generation;
@@ -355,7 +307,7 @@ fn errors_of_devices_are_kept_as_linux_keeps_them() {
     fs.write(file, 0, &[1; 1 << 20]).unwrap();
     fs.sync().unwrap();
     assert_eq!(stats_of_larder(&fs), [[0; 5]; 2]);
-    fragile[1].all_fail.store(true, Ordering::Relaxed);
+    fragile[1].refuse(Refuses::Everything);
     fs.write(file, 0, &[2; 1 << 20]).unwrap();
     fs.sync().unwrap();
     let counted = stats_of_larder(&fs);

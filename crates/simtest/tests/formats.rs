@@ -21,7 +21,7 @@ fn config(format: &Format, max_states: usize, checked: f64) -> Option<Config> {
         Config::new(1).and_then(|config| config.on(format)).expect("a new file system");
     config.limits = Limits { samples: 4, seed: 1, ..Limits::default() };
     config.max_states = max_states;
-    config.depth = Depth { emptied: 0.1, recovered: 0.02, checked, kernel: 0.0 };
+    config.depth = Depth { emptied: 0.1, recovered: 0.02, ours: 0.0, checked, kernel: 0.0 };
     Some(config)
 }
 

@@ -35,7 +35,7 @@ fn config() -> Config {
     config.options = OpenOptions { tuning, ..config.options };
     config.limits = Limits { samples: 8, per_epoch: states(40), seed: 1, ..Limits::default() };
     config.max_states = states(25);
-    config.depth = Depth { emptied: 0.1, recovered: 0.1, checked: 0.15, kernel: 0.1 };
+    config.depth = Depth { emptied: 0.1, recovered: 0.1, ours: 0.0, checked: 0.15, kernel: 0.1 };
     if !need(&[Need::BtrfsProgs, Need::KernelBtrfs]) {
         config.depth = Depth { checked: 0.0, kernel: 0.0, ..config.depth };
     }

@@ -22,7 +22,7 @@ fn ops(text: &str) -> Vec<larder_simtest::ops::Op> {
 /// meanwhile; its fsync begins while the first commit is still held.
 fn overlap(holds: fn(&Access) -> bool) {
     let mut config = Config::new(1).expect("a new file system");
-    config.depth = Depth { emptied: 0.0, recovered: 0.1, checked: 0.02, kernel: 0.0 };
+    config.depth = Depth { emptied: 0.0, recovered: 0.1, ours: 0.0, checked: 0.02, kernel: 0.0 };
     if !larder_simtest::oracle::need(&[larder_simtest::oracle::Need::BtrfsProgs]) {
         config.depth.checked = 0.0;
     }

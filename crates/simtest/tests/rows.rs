@@ -1,74 +1,45 @@
 //! A crash together with the loss of a device, of two with RAID6, costs nothing that was durable.
 
 use larder_fs::{Fault, Tuning};
-use larder_simtest::image::Image;
-use larder_simtest::oracle::{DeviceSet, Need, need, scratch};
+use larder_simtest::disks::Kind;
 use larder_simtest::rows::{Plan, run};
 
-const NEEDS: [Need; 2] = [Need::MkfsBtrfs, Need::KernelBtrfs];
-const MIB: u64 = 1 << 20;
-
-/// Profile of data and of metadata, devices, and how many of them may be lost.
-const KINDS: [(&str, &str, usize, usize); 4] = [
-    ("raid5", "raid5", 3, 1),
-    ("raid5", "raid1", 4, 1),
-    ("raid6", "raid6", 4, 2),
-    ("raid6", "raid1c3", 5, 2),
-];
-
-fn made(data: &str, metadata: &str, devices: usize) -> Vec<Image> {
-    let dir = scratch();
-    let set = DeviceSet::make(dir.path(), &vec![256 * MIB; devices], &["-d", data, "-m", metadata]);
-    let set = set.unwrap();
-    set.images().iter().map(|path| Image::from_file(path).unwrap()).collect()
-}
+/// Profile of data and of metadata, and disks.
+const KINDS: [&str; 4] = ["raid5-raid5-3", "raid5-raid1-4", "raid6-raid6-4", "raid6-raid1c3-5"];
 
 /// `LARDER_ROW_STATES`: so many states of each kind, instead of a few.
 fn states() -> usize {
     std::env::var("LARDER_ROW_STATES").ok().and_then(|n| n.parse().ok()).unwrap_or(160)
 }
 
-fn plan(base: &[Image], tolerated: usize, seed: u64) -> Plan {
-    Plan {
-        base: base.to_vec(),
-        tolerated,
-        seed,
-        steps: 60,
-        rounds: 2,
-        states: 80,
-        tuning: Tuning::default(),
-    }
+/// A plan on new disks; every plan has a seed of its own.
+fn plan(kind: &str, tuning: Tuning) -> Plan {
+    let kind = Kind::parse(kind).expect("a kind");
+    let base = kind.fresh().expect("mkfs");
+    Plan { base, tolerated: kind.tolerated(), seed: 0, steps: 60, rounds: 2, states: 80, tuning }
 }
 
 #[test]
 fn nothing_durable_is_lost_with_a_device() {
-    if !need(&NEEDS) {
-        return;
-    }
-    for (data, metadata, devices, tolerated) in KINDS {
-        let base = made(data, metadata, devices);
+    for kind in KINDS {
+        let plan = plan(kind, Tuning::default());
         let (mut looked_at, mut seed) = (0, 1);
         while looked_at < states() {
-            let name = format!("{data}/{metadata} on {devices}, seed {seed}");
-            looked_at +=
-                run(&plan(&base, tolerated, seed)).unwrap_or_else(|e| panic!("{name}: {e}")).max(1);
+            let ran = run(&Plan { seed, ..plan.clone() });
+            looked_at += ran.unwrap_or_else(|e| panic!("{kind}, seed {seed}: {e}")).max(1);
             seed += 1;
         }
-        println!("{data}/{metadata} on {devices}: {looked_at} states");
+        println!("{kind}: {looked_at} states");
     }
 }
 
 /// A broken engine is caught within a few runs.
 fn is_noticed(fault: Fault) {
-    if !need(&NEEDS) {
-        return;
-    }
-    for (data, metadata, devices, tolerated) in [KINDS[0], KINDS[2]] {
-        let base = made(data, metadata, devices);
-        let broken = |seed| Plan { tuning: fault.into(), ..plan(&base, tolerated, seed) };
-        let failed = (1..80).find_map(|seed| run(&broken(seed)).err());
-        let failed = failed.unwrap_or_else(|| panic!("{fault:?} on {data} went unnoticed"));
-        println!("{fault:?} on {data}: {failed}");
+    for kind in [KINDS[0], KINDS[2]] {
+        let broken = plan(kind, fault.into());
+        let failed = (1..80).find_map(|seed| run(&Plan { seed, ..broken.clone() }).err());
+        let failed = failed.unwrap_or_else(|| panic!("{fault:?} on {kind} went unnoticed"));
+        println!("{fault:?} on {kind}: {failed}");
     }
 }
 

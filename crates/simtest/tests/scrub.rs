@@ -87,6 +87,57 @@ fn scrub(images: &[PathBuf], read_only: bool) -> ScrubState {
     state
 }
 
+/// Scrubs without some devices, and only looks.
+fn scrub_without(set: &DeviceSet, lost: &[usize]) -> ScrubState {
+    let options = OpenOptions {
+        read_only: true,
+        degraded: true,
+        commit_interval: None,
+        ..OpenOptions::default()
+    };
+    let fs = Filesystem::open_devices(devices(&set.without(lost), OpenMode::Read), options);
+    let (fs, control) = (fs.unwrap(), ScrubControl::default());
+    fs.scrub(ScrubOptions { read_only: true }, &control, &|_| ()).unwrap();
+    fs.close().unwrap();
+    control.state()
+}
+
+#[test]
+fn what_missing_devices_had_is_looked_for_elsewhere() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let kinds: [(&str, &str, usize, &[usize]); 4] = [
+        ("raid5", "raid5", 4, &[2]),
+        ("raid6", "raid6", 5, &[1, 4]),
+        ("raid10", "raid1c3", 4, &[3]),
+        ("raid0", "raid1c3", 3, &[2]),
+    ];
+    for (data, metadata, devices, lost) in kinds {
+        let dir = scratch();
+        let (set, _) = made_by_linux(dir.path(), (data, metadata, devices));
+        let state = scrub_without(&set, lost);
+        assert_eq!(state.status, ScrubStatus::Finished);
+        if data != "raid0" {
+            assert_eq!(state.sum().errors(), 0, "{data}: {:?}", state.damage.first());
+            continue;
+        }
+        // Every place that is lost is listed, with its files. Some have none: what was overwritten
+        // of an extent that is still in use.
+        let is_lost = |d: &larder_fs::ScrubDamage| d.what == Damage::Unreadable && d.device == 2;
+        assert_eq!(state.damage.iter().find(|d| !is_lost(d)), None);
+        assert!(state.damage.iter().any(|d| !d.files.is_empty()));
+        assert!(state.sum().uncorrectable > 0);
+    }
+    // Garbage on a second device of a RAID5 costs what the missing one had in the same rows.
+    let dir = scratch();
+    let (set, _) = made_by_linux(dir.path(), ("raid5", "raid1c3", 3));
+    garbage(&set.images()[0], 1);
+    let state = scrub_without(&set, &[2]);
+    let of = |device| state.damage.iter().filter(|d| d.device == device).count();
+    assert!(of(2) > 0 && of(1) > 0, "{} and {}", of(1), of(2));
+}
+
 /// Linux scrubs, and finds nothing.
 fn linux_finds_nothing(set: &DeviceSet, name: &str) {
     let mount = set.mount("").unwrap();
@@ -401,6 +452,32 @@ fn damage_beside_work_is_repaired() {
     drop(fs);
     assert_eq!(scrub(set.images(), true).sum().errors(), 0);
     linux_finds_nothing(&set, "beside work");
+}
+
+/// It is in a log until the scrub begins.
+#[test]
+fn what_was_made_durable_is_looked_at() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let set = DeviceSet::make(dir.path(), &[256 * MIB], &["-d", "dup", "-m", "dup"]).unwrap();
+    let fs = open_to_write(set.images());
+    let data: Vec<u8> = (0..16 * 4096u32).map(|n| (n % 251) as u8).collect();
+    let file = fs.create(fs.root(), b"file", &regular()).unwrap().id;
+    fs.write(file, 0, &data).unwrap();
+    fs.fsync(file, false).unwrap();
+    let image = &set.images()[0];
+    let bytes = std::fs::read(image).unwrap();
+    let at = bytes.chunks_exact(4096).position(|sector| sector == &data[..4096]).unwrap();
+    let wound = Files::new().write(true).open(image).unwrap();
+    wound.write_all_at(&[7; 4096], at as u64 * 4096).unwrap();
+    let control = ScrubControl::default();
+    fs.scrub(ScrubOptions::default(), &control, &|_| ()).unwrap();
+    let sum = control.state().sum();
+    assert_eq!((sum.csum_errors, sum.corrected), (1, 1), "{sum:?}");
+    assert!(std::fs::read(image).unwrap()[at * 4096..].starts_with(&data[..4096]));
+    fs.close().unwrap();
 }
 
 /// A scrub that was told to end goes on where it was, and reads nothing twice but one strip.

@@ -30,7 +30,8 @@ fn run_all(config: &Config, workloads: impl IntoIterator<Item = Workload>) -> Ou
     run_in_turn(&[config.clone(), config.clone().whole()], workloads)
 }
 
-const SHALLOW: Depth = Depth { emptied: 0.05, recovered: 0.05, checked: 0.01, kernel: 0.0 };
+const SHALLOW: Depth =
+    Depth { emptied: 0.05, recovered: 0.05, ours: 0.05, checked: 0.01, kernel: 0.0 };
 
 #[test]
 fn named_scenarios_survive_every_crash() {
@@ -134,7 +135,8 @@ fn linux_sees_the_same_in_crash_states() {
     if !need(&[Need::KernelBtrfs, Need::BtrfsProgs]) {
         return;
     }
-    let config = config(6, Depth { emptied: 0.5, recovered: 0.0, checked: 0.5, kernel: 1.0 });
+    let config =
+        config(6, Depth { emptied: 0.5, recovered: 0.0, ours: 0.0, checked: 0.5, kernel: 1.0 });
     let workloads =
         (20..28).map(|seed| random(seed, 25)).chain((20..22).map(|seed| sharing(seed, 25)));
     let outcome = run_all(&config, workloads);
@@ -151,4 +153,16 @@ fn one_seed_gives_the_same_states_again() {
     once.assert_sound();
     assert!(once.distinct.len() > 20);
     assert_eq!(once.distinct, again.distinct);
+}
+
+/// After every few operations a block group moves: of one thread, and beside others.
+#[test]
+fn what_moves_between_operations_survives_every_crash() {
+    let one = (0..6).map(|seed| random(700 + seed, 14));
+    let shared =
+        (0..4).map(|seed| sharing(70 + seed, 14)).chain((0..3).map(|s| cloning(90 + s, 16)));
+    let many = (0..3).map(|seed| threads(40 + seed, 3, 8));
+    let config = Config { relocate_every: 3, ..config(60, SHALLOW) };
+    let outcome = run_all(&config, one.chain(shared).chain(many));
+    assert!(outcome.distinct.len() > 500, "{outcome}");
 }

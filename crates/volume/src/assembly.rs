@@ -8,19 +8,36 @@
 //! newest commit, in the second case it has not, and nothing tells them apart. So what a stale
 //! device has is read last, and counts only where a checksum says that it is right.
 //!
-//! A device is stale as well if the item in its superblock has a **mark**: a generation, which is 0
-//! for all others. Such a device has got the newest superblock, so that the others may be lost, but
-//! not yet all that the others have.
+//! Of several stale devices, those with an older superblock lack more: they certainly were away. So
+//! what they have is read after what the others have.
 //!
-//! Two devices of one generation with different trees were both written without the other. Neither
-//! can be brought up to date from the other, so the caller has to leave one out.
+//! A device is stale as well if the item in its superblock has a **mark**
+//! ([`larder_format::DevItem::mark`]). Such a device has got the newest superblock, so that the
+//! others may be lost, but not yet all that the others have.
+//!
+//! Two devices of one generation with different trees or histories were both written without the
+//! other. Neither can be brought up to date from the other, so the caller has to leave one out.
+//!
+//! Two kinds of devices are set apart. The **target** of a replacement has the superblock of the
+//! file system, but no number of its own yet: it counts for nothing, and is only compared with the
+//! others to see whether it has everything that they have. And a device may be there that another
+//! one has replaced: a power cut came before its superblock was erased. Both say that they are the
+//! same device then. The newer one is, if there was a replacement; that is in the trees.
+//!
+//! A file system may be built upon **seeds**: devices of another file system, which is marked as a
+//! seed and never written again. They count as devices of this one and have numbers of it, but keep
+//! the superblock of their own. A seed may be built upon seeds in turn. So of the file systems that
+//! the superblocks name, the one that is no seed is meant. If all are seeds, it is the newest.
 //!
 //! Whether devices are missing is not decided here: which devices there are is in the chunk tree.
+//! It also says which history a device left that was missing ([`larder_format::history`]).
 
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
 use crate::superblock::read_superblock;
-use larder_format::{DeviceId, Generation, Superblock};
+use larder_format::features::SuperFlags;
+use larder_format::{DeviceId, Generation, HistoryId, Superblock};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -31,10 +48,18 @@ pub struct Found {
     pub id: DeviceId,
     /// Its own uuid.
     pub uuid: Uuid,
-    /// The last commit that reached it, and from which on it has everything.
+    /// The last commit that it has as a whole. Of two that are stale and have the same commit, one
+    /// that lacks the other's log counts as a commit older.
     pub generation: Generation,
+    /// The commit that its superblock is of.
+    pub written: Generation,
+    /// The history that its superblock belongs to.
+    pub history: HistoryId,
     /// Is there a device with a newer superblock, or has it a mark?
     pub is_stale: bool,
+    /// The file system that it is a device of, if it is a seed. It is what items of devices and
+    /// headers of blocks name ([`Superblock::metadata_fsid`]).
+    pub seed: Option<Uuid>,
     /// The device.
     pub device: Arc<dyn Device>,
 }
@@ -46,53 +71,52 @@ pub struct Assembly {
     pub superblock: Box<Superblock>,
     /// The devices, by number.
     pub devices: Vec<Found>,
+    /// The target of a replacement.
+    pub target: Option<Found>,
+    /// Devices of which there is a newer one. If no replacement has ended, they are copies, and the
+    /// caller has to refuse them ([`Found::claims_to_be`]).
+    pub superseded: Vec<Found>,
 }
 
 impl Assembly {
+    /// Devices that are known to belong together.
+    #[must_use]
+    pub fn new(superblock: Box<Superblock>, devices: Vec<Found>) -> Self {
+        Self { superblock, devices, target: None, superseded: Vec::new() }
+    }
+
     /// Reads the superblocks of these devices.
     ///
     /// # Errors
     /// Those of [`read_superblock`]; [`VolumeError::Corrupt`] when there are no devices, when they
     /// are of different file systems, when two are the same device or claim to be, and when one is
-    /// shorter than its superblock says. Every error names the device.
+    /// shorter than its superblock says; [`VolumeError::Apart`]. Every error names the device.
     pub fn of(devices: impl IntoIterator<Item = Arc<dyn Device>>) -> VolumeResult<Self> {
-        let mut newest: Option<Box<Superblock>> = None;
-        let mut found: Vec<Found> = Vec::new();
-        let mut states: Vec<(DeviceId, State)> = Vec::new();
-        for device in devices {
-            let superblock = read_superblock(&*device)?;
-            if let (Some(other), Some(first)) = (&newest, found.first()) {
-                same_file_system(&*device, &superblock, &*first.device, other)?;
-            }
-            let one = Found {
-                id: superblock.device_id(),
-                uuid: Uuid::from_bytes(superblock.dev_item.uuid),
-                generation: mark_of(&superblock).unwrap_or(superblock.generation()),
-                is_stale: mark_of(&superblock).is_some(),
-                device,
-            };
-            if let Some(other) = found.iter().find(|f| f.id == one.id || f.uuid == one.uuid) {
-                return Err(twice(&one, other));
-            }
-            is_long_enough(&one, &superblock)?;
-            let state = State::of(&superblock);
-            for (id, other) in &states {
-                went_apart(&one, &state, *id, other)?;
-            }
-            states.push((one.id, state));
-            if newest.as_ref().is_none_or(|other| state > State::of(other)) {
-                newest = Some(superblock);
-            }
-            found.push(one);
+        let read = |device: Arc<dyn Device>| Ok((read_superblock(&*device)?, device));
+        let read = devices.into_iter().map(read).collect::<VolumeResult<Vec<_>>>()?;
+        let fsid = top_of(&read)?;
+        let mut parts = Parts::default();
+        for (superblock, device) in read {
+            let found = Found::new(&superblock, device, fsid);
+            is_long_enough(&found, &superblock)?;
+            parts.take(Part { found, state: State::of(&superblock), superblock })?;
         }
-        found.sort_unstable_by_key(|f| f.id);
-        let none = || corrupt("file system".into(), "it has no devices".into());
-        let superblock = newest.ok_or_else(none)?;
-        let current = State::of(&superblock);
-        for one in &mut found {
-            one.is_stale |= states.iter().any(|(id, state)| *id == one.id && *state != current);
-        }
-        Ok(Self { superblock, devices: found })
+        parts.assembled()
+    }
+
+    /// The first device that is no seed.
+    ///
+    /// # Panics
+    /// Never: an assembly has one, whose superblock it goes by.
+    #[must_use]
+    pub fn first(&self) -> &Found {
+        let own = self.devices.iter().find(|f| f.seed.is_none());
+        own.expect("the superblock is that of a device")
+    }
+
+    /// Devices of file systems upon which this one is built.
+    pub fn seeds(&self) -> impl Iterator<Item = &Found> {
+        self.devices.iter().filter(|f| f.seed.is_some())
     }
 
     /// Devices whose superblock is older than the newest, or has a mark.
@@ -101,9 +125,161 @@ impl Assembly {
     }
 }
 
-fn mark_of(superblock: &Superblock) -> Option<Generation> {
-    let mark = superblock.dev_item.generation.get();
-    (mark != 0).then_some(Generation(mark))
+impl Found {
+    /// A device of the file system `fsid`, or a seed of it.
+    fn new(superblock: &Superblock, device: Arc<dyn Device>, fsid: [u8; 16]) -> Self {
+        let own = superblock.metadata_fsid();
+        let mark = superblock.dev_item.mark(&own);
+        Self {
+            id: superblock.device_id(),
+            uuid: Uuid::from_bytes(superblock.dev_item.uuid),
+            generation: mark.unwrap_or(superblock.generation()),
+            written: superblock.generation(),
+            history: superblock.history(),
+            is_stale: mark.is_some(),
+            seed: (superblock.fsid != fsid).then(|| Uuid::from_bytes(own)),
+            device,
+        }
+    }
+
+    /// Do both say that they are the same device?
+    fn is_like(&self, other: &Self) -> bool {
+        self.id == other.id || self.uuid == other.uuid
+    }
+
+    /// The error that two devices say that they are the same one.
+    #[must_use]
+    pub fn claims_to_be(&self, other: &Self) -> VolumeError {
+        twice(self, other)
+    }
+}
+
+/// A device, and how far it has come.
+struct Part {
+    found: Found,
+    state: State,
+    superblock: Box<Superblock>,
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Parts {
+    devices: Vec<Part>,
+    seeds: Vec<Found>,
+    target: Option<Part>,
+    superseded: Vec<Found>,
+}
+
+impl Parts {
+    /// Adds a device.
+    fn take(&mut self, mut part: Part) -> VolumeResult<()> {
+        if let Some(seed) = self.seeds.iter().find(|seed| part.found.is_like(seed)) {
+            return Err(twice(&part.found, seed));
+        }
+        if part.found.seed.is_some() {
+            return self.take_seed(part.found);
+        }
+        let all = self.devices.iter_mut().chain(&mut self.target);
+        if let Some(other) = all.into_iter().find(|other| part.found.is_like(&other.found)) {
+            if !other.is_of_another_time(&part) {
+                return Err(twice(&part.found, &other.found));
+            }
+            if part.state > other.state {
+                std::mem::swap(&mut part, other);
+            }
+            self.superseded.push(part.found);
+            return Ok(());
+        }
+        if part.found.id == DeviceId::REPLACE_TARGET {
+            self.target = Some(part);
+            return Ok(());
+        }
+        for other in &self.devices {
+            went_apart(&part.found, &part.state, other.found.id, &other.state)?;
+        }
+        self.devices.push(part);
+        Ok(())
+    }
+
+    fn take_seed(&mut self, seed: Found) -> VolumeResult<()> {
+        let mut all = self.devices.iter().chain(&self.target);
+        if let Some(other) = all.find(|other| seed.is_like(&other.found)) {
+            return Err(twice(&seed, &other.found));
+        }
+        self.seeds.push(seed);
+        Ok(())
+    }
+
+    fn assembled(self) -> VolumeResult<Assembly> {
+        let Self { mut devices, seeds, target, superseded } = self;
+        devices.sort_by_key(|part| part.found.id);
+        // The first of equals.
+        let newest = devices.iter().rev().max_by_key(|part| part.state);
+        let Some((current, superblock)) = newest.map(|p| (p.state, p.superblock.clone())) else {
+            return Err(match target {
+                Some(target) => corrupt(
+                    target.found.device.name(),
+                    "it was to take the place of another device, and has not got everything yet: \
+                        name the devices of the file system, too"
+                        .into(),
+                ),
+                None => no_devices(),
+            });
+        };
+        let is_stale = |part: &&Part| part.found.is_stale || part.state != current;
+        let stale = devices.iter().filter(is_stale).map(|part| (part.found.id, part.state));
+        let stale: Vec<(DeviceId, State)> = stale.collect();
+        let judged = |mut part: Part| {
+            part.found.is_stale |= part.state != current;
+            if part.found.generation == part.found.written {
+                let later = later_logs(&stale, part.found.id);
+                part.found.generation = Generation(part.state.generation.0.saturating_sub(later));
+            }
+            part.found
+        };
+        let mut devices: Vec<Found> = devices.into_iter().map(judged).chain(seeds).collect();
+        devices.sort_by_key(|found| found.id);
+        Ok(Assembly { superblock, devices, target: target.map(judged), superseded })
+    }
+}
+
+impl Part {
+    /// May both be one device, of which one is of an earlier time?
+    fn is_of_another_time(&self, other: &Self) -> bool {
+        let is_one = self.found.id == other.found.id && self.found.uuid == other.found.uuid;
+        is_one && self.state.generation != other.state.generation
+    }
+}
+
+/// Of superblocks of different file systems that of the one that is meant: the first that is no
+/// seed, or the newest if all are seeds.
+#[must_use]
+pub fn meant<'s>(
+    superblocks: impl Iterator<Item = &'s Superblock> + Clone,
+) -> Option<&'s Superblock> {
+    let no_seed = superblocks.clone().find(|sb| !is_seed(sb));
+    no_seed.or_else(|| superblocks.max_by_key(|sb| sb.generation()))
+}
+
+/// The fsid of the file system that is meant by these devices.
+///
+/// # Errors
+/// [`VolumeError::Corrupt`] for devices of different file systems that are no seeds.
+fn top_of(devices: &[(Box<Superblock>, Arc<dyn Device>)]) -> VolumeResult<[u8; 16]> {
+    let top = meant(devices.iter().map(|(sb, _)| &**sb)).ok_or_else(no_devices)?;
+    let first = devices.iter().find(|(sb, _)| sb.fsid == top.fsid).ok_or_else(no_devices)?;
+    for (superblock, device) in devices.iter().filter(|(sb, _)| !is_seed(sb)) {
+        same_file_system(&**device, superblock, &*first.1, top)?;
+    }
+    Ok(top.fsid)
+}
+
+fn is_seed(superblock: &Superblock) -> bool {
+    superblock.super_flags().contains(SuperFlags::SEEDING)
+}
+
+fn no_devices() -> VolumeError {
+    corrupt("file system".into(), "it has no devices".into())
 }
 
 fn corrupt(device: String, what: String) -> VolumeError {
@@ -172,6 +348,9 @@ struct State {
     /// Logs of Linux have no number, so one of them counts as the newest.
     log_root: u64,
     root: u64,
+    chunk_root: u64,
+    bytes_used: u64,
+    history: HistoryId,
 }
 
 impl State {
@@ -183,22 +362,32 @@ impl State {
             log_number: if has_log { superblock.log_number() } else { 0 },
             log_root: superblock.log_root.get(),
             root: superblock.root.get(),
+            chunk_root: superblock.chunk_root.get(),
+            bytes_used: superblock.bytes_used.get(),
+            history: superblock.history(),
         }
     }
+
+    /// What all devices have in common after a commit.
+    fn commit(&self) -> (u64, u64, u64, HistoryId) {
+        (self.root, self.chunk_root, self.bytes_used, self.history)
+    }
+}
+
+/// So many logs of the same commit are later than what a device has.
+fn later_logs(states: &[(DeviceId, State)], id: DeviceId) -> u64 {
+    let Some((_, own)) = states.iter().find(|(other, _)| *other == id) else { return 0 };
+    let is_later = |state: &State| state.generation == own.generation && state > own;
+    let later = states.iter().map(|(_, state)| state).filter(|state| is_later(state));
+    later.map(|state| state.log_root).collect::<BTreeSet<_>>().len() as u64
 }
 
 /// Were two devices written without each other?
 fn went_apart(one: &Found, state: &State, id: DeviceId, other: &State) -> VolumeResult<()> {
-    if state.generation != other.generation || state.root == other.root {
+    if state.generation != other.generation || state.commit() == other.commit() {
         return Ok(());
     }
-    let what = format!(
-        "it is device {}, and it and device {id} were both written without the other (generation \
-            {}): name only the one with what is to be kept, with -o degraded, and add the other \
-            one to it anew",
-        one.id, state.generation
-    );
-    Err(corrupt(one.device.name(), what))
+    Err(VolumeError::apart(&*one.device, one.id, id))
 }
 
 #[cfg(test)]
@@ -296,6 +485,64 @@ mod tests {
             assert_eq!(found.superblock.log_root(), Some(Logical(4096)));
             let stale: Vec<u64> = found.stale().map(|f| f.id.0).collect();
             assert_eq!(stale, [1]);
+        }
+    }
+
+    #[test]
+    fn a_stale_device_without_the_log_of_another_lacks_more() {
+        let log = |generation, number| {
+            move |sb: &mut Superblock| {
+                sb.set_generation(Generation(generation));
+                sb.log_root.set(4096 * number);
+                sb.set_log_number(number);
+            }
+        };
+        let newest = device("a", 1, log(8, 0));
+        let devices = [newest, device("b", 2, log(7, 0)), device("c", 3, log(7, 5))];
+        let found = Assembly::of(devices).unwrap();
+        let since: Vec<(u64, u64)> = found.stale().map(|f| (f.id.0, f.generation.0)).collect();
+        assert_eq!(since, [(2, 6), (3, 7)]);
+    }
+
+    #[test]
+    fn devices_of_different_histories_are_not_joined() {
+        let b = device("b", 2, |sb| {
+            sb.begin_history(HistoryId::from_random([3; 8]), Generation(7));
+        });
+        let refused = Assembly::of([device("a", 1, |_| {}), b]).unwrap_err();
+        assert!(matches!(refused, VolumeError::Apart { .. }), "{refused}");
+    }
+
+    #[test]
+    fn the_target_of_a_replacement_counts_for_nothing() {
+        let target = |generation| {
+            device("t", 0, |sb| {
+                sb.set_generation(Generation(generation));
+                sb.dev_item.uuid = [9; 16];
+            })
+        };
+        for (generation, is_stale) in [(6, true), (7, false), (8, true)] {
+            let devices = [target(generation), device("a", 1, |_| {})];
+            let found = Assembly::of(devices).unwrap();
+            assert_eq!(found.superblock.generation(), Generation(7));
+            assert_eq!((found.devices.len(), found.devices[0].is_stale), (1, false));
+            assert_eq!(found.target.unwrap().is_stale, is_stale);
+        }
+        let text = Assembly::of([target(7)]).unwrap_err().to_string();
+        assert!(text.starts_with("t: it was to take the place"), "{text}");
+        let text = Assembly::of([target(7), target(7)]).unwrap_err().to_string();
+        assert!(text.contains("the same device twice"), "{text}");
+    }
+
+    #[test]
+    fn of_one_device_at_two_times_the_later_counts() {
+        let old = || device("old", 1, |sb| sb.set_generation(Generation(6)));
+        let new = || device("new", 1, |_| {});
+        for devices in [[old(), new()], [new(), old()]] {
+            let found = Assembly::of(devices).unwrap();
+            assert_eq!(found.devices[0].device.name(), "new");
+            let said = found.superseded[0].claims_to_be(&found.devices[0]).to_string();
+            assert!(said.starts_with("old: it and new are both device 1"), "{said}");
         }
     }
 

@@ -42,6 +42,39 @@ impl Write<'_> {
     }
 }
 
+/// A read of a batch: buffers that are filled one behind the other, beginning at `at`.
+#[derive(Debug)]
+pub struct Read<'a> {
+    /// First byte.
+    pub at: Physical,
+    /// What is filled.
+    pub into: Vec<io::IoSliceMut<'a>>,
+}
+
+impl Read<'_> {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.into.iter().map(|buf| buf.len() as u64).sum()
+    }
+    /// Nothing at all?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What one of several devices has to do, while the others do the same.
+#[derive(Debug)]
+pub enum Work<'a> {
+    /// Fill several ranges with bytes that will not be wanted from here again.
+    Read(&'a [Read<'a>]),
+    /// Write several ranges that do not touch each other.
+    Write(&'a [Write<'a>]),
+    /// Make durable what was written.
+    Flush,
+}
+
 /// A store of bytes with a volatile write cache. See the module's text for the contract.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Name for messages: a path, or what a test calls it.
@@ -49,6 +82,14 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Size in bytes.
     fn size(&self) -> u64;
+
+    /// Looks up the size anew, which another program may have changed. Returns it.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn measure(&self) -> io::Result<u64> {
+        Ok(self.size())
+    }
 
     /// May it be written? A read-only device refuses writes with an error.
     fn is_read_only(&self) -> bool;
@@ -79,6 +120,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// A hint; never waits.
     fn passed(&self, at: Physical, len: u64) {
         let _ = (at, len);
+    }
+
+    /// The file by which this can be on its way together with what other devices do (`file`).
+    /// `None` where that cannot be done, and where the page cache of the machine is faster: then it
+    /// is for the other calls.
+    fn file_for(&self, work: &Work<'_>) -> Option<&std::fs::File> {
+        let _ = work;
+        None
     }
 
     /// Writes all of `data` at `at`.
@@ -155,4 +204,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn start_writeback(&self, at: Physical, len: u64) {
         let _ = (at, len);
     }
+}
+
+/// Fills the buffers of a read, one call for each.
+pub(crate) fn read_in_turn<D: Device + ?Sized>(device: &D, read: &mut Read<'_>) -> io::Result<()> {
+    let mut at = read.at;
+    for buf in &mut read.into {
+        device.read_at(at, buf)?;
+        at = at.plus(buf.len() as u64);
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! What can go wrong between a logical address and its bytes.
 
-use larder_format::{Logical, Physical};
+use crate::device::Device;
+use larder_format::{DeviceId, Logical, Physical};
 use std::io;
 
 /// Result of the volume layer.
@@ -61,6 +62,18 @@ pub enum VolumeError {
         /// Which are missing, and what cannot be read without them.
         what: String,
     },
+    /// Two devices of the file system were both written without the other.
+    #[error(
+        "{device}: it is device {id}, and it and device {other} were both written without the other"
+    )]
+    Apart {
+        /// Name of the one.
+        device: String,
+        /// Its number.
+        id: DeviceId,
+        /// The number of the other one.
+        other: DeviceId,
+    },
     /// The device is in use.
     #[error("{device} is in use: {by}")]
     Busy {
@@ -69,4 +82,11 @@ pub enum VolumeError {
         /// What uses it, as far as can be told.
         by: String,
     },
+}
+
+impl VolumeError {
+    /// A device, and another one that was written without it.
+    pub fn apart(device: &dyn Device, id: DeviceId, other: DeviceId) -> Self {
+        Self::Apart { device: device.name(), id, other }
+    }
 }

@@ -30,10 +30,12 @@ pub mod parity;
 pub mod superblock;
 mod volume;
 
-pub use assembly::{Assembly, Found};
+pub use assembly::{Assembly, Found, meant};
 pub use device::Device;
 pub use dump::unflattened;
 pub use error::{VolumeError, VolumeResult};
+#[cfg(unix)]
+pub use file::Handover;
 pub use file::{Caching, FileDevice, OpenMode};
 pub use map::{
     ChunkMap, FullStripe, Located, MappedChunk, Place, Strip, StripRow, Stripe, Stripes,

@@ -39,14 +39,24 @@ pub enum OpenMode {
 /// both. A program that goes into the background does so before it opens its image.
 #[derive(Debug)]
 pub(crate) struct ImageLock {
-    file: File,
+    /// None when it was left to the file's other users.
+    file: Option<File>,
+}
+
+impl ImageLock {
+    /// The open file keeps the lock as long as anything has it open.
+    pub(crate) fn leave(mut self) {
+        self.file = None;
+    }
 }
 
 impl Drop for ImageLock {
     fn drop(&mut self) {
         // Not left to closing: a child that another thread is just starting has a copy of the
         // descriptor until it executes its program, and would keep the lock a moment longer.
-        os::unlock(&self.file);
+        if let Some(file) = &self.file {
+            os::unlock(file);
+        }
     }
 }
 
@@ -66,8 +76,9 @@ pub(crate) fn acquire(file: &File, path: &Path, mode: OpenMode) -> VolumeResult<
     if let Some(by) = os::lock(&own, mode) {
         return Err(busy(by));
     }
-    let lock = ImageLock { file: own };
-    match os::kernel_user(&lock.file, path, mode) {
+    let user = os::kernel_user(&own, path, mode);
+    let lock = ImageLock { file: Some(own) };
+    match user {
         Some(by) => Err(busy(by)),
         None => Ok(lock),
     }

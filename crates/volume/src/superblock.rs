@@ -124,6 +124,21 @@ pub fn write_superblocks(
     Ok(())
 }
 
+/// Overwrites every copy of a device that is to belong to nothing any more, and makes that durable.
+///
+/// # Errors
+/// What the device says.
+pub fn erase_superblocks(device: &dyn Device) -> VolumeResult<()> {
+    let failed = |op, at, source| {
+        let len = SUPER_SIZE as u64;
+        VolumeError::Io { device: device.name(), op, at, len, source }
+    };
+    for at in copies_within(device.size()) {
+        device.write_at(at, &[0; SUPER_SIZE]).map_err(|e| failed("write", at, e))?;
+    }
+    device.flush().map_err(|e| failed("flush", Physical(0), e))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,7 +184,7 @@ mod tests {
         let v = Volume::new(vec![(DeviceId(1), Arc::new(device(&dir, SIZE)))]).unwrap();
         let d = v.device(DeviceId(1)).unwrap().clone();
         let write = |generation, which| {
-            v.write_superblocks(&|_| Box::new(sample(generation)), which).unwrap();
+            v.write_superblocks(&|_| Some(Box::new(sample(generation))), which).unwrap();
         };
         write(7, SuperCopies::All);
         assert_eq!(read_superblock(&*d).unwrap().generation(), Generation(7));

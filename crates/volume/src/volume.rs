@@ -6,27 +6,36 @@
 //! of the row says (`parity`), so those layers need not know of it.
 //!
 //! Writing (`write`) goes to all copies; `rows` makes the parity of what is written. What opens a
-//! volume to write asks [`Volume::may_be_written`] first.
+//! volume to write asks [`Volume::may_be_written`] first. Devices come and go meanwhile
+//! (`changes`, `members`), and one may take the place of another (`target`).
 
+mod changes;
 mod errors;
+mod members;
 mod places;
+mod read;
 mod rows;
+mod target;
 #[cfg(test)]
 mod tests;
+mod together;
 mod write;
 
 pub use errors::{ErrorCounts, ErrorKind};
 
-use self::errors::Errors;
+use self::members::{Member, Members};
+use self::target::Target;
 use crate::assembly::Assembly;
-use crate::device::Device;
+use crate::device::{Device, Work};
 use crate::error::{VolumeError, VolumeResult};
+use crate::file::overlap::Rings;
 use crate::map::{ChunkMap, Located, MappedChunk, Row, Stripe, Way};
 use crate::parity;
 use larder_format::items::chunk::parse_sys_array;
-use larder_format::{DeviceId, Logical, Physical, STRIPE_LEN};
-use parking_lot::Mutex;
+use larder_format::{DeviceId, Generation, Logical, Physical, STRIPE_LEN};
+use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -58,20 +67,6 @@ counters! {
     read_errors, write_errors, flush_errors,
 }
 
-#[derive(Debug)]
-struct Member {
-    id: DeviceId,
-    device: Arc<dyn Device>,
-    /// Something did not reach it. It was away meanwhile, or a power cut came between its
-    /// superblock and the others' (`assembly`).
-    behind: AtomicBool,
-    /// A write or flush of it has failed, and nothing is written to it any more. What it has may be
-    /// older than what the others have.
-    failed: AtomicBool,
-    counters: Counters,
-    errors: Errors,
-}
-
 /// So many bytes are read from one mirror before the next has its turn. Reading ahead stops where
 /// it has: turns of 1 MiB made long reads half as fast.
 const SPREAD: u64 = 64 << 20;
@@ -84,23 +79,28 @@ pub type Copies = SmallVec<[usize; 4]>;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
     Current,
-    Stale,
+    /// It lacks something. What lacks less comes first.
+    Stale(Reverse<Generation>),
     Missing,
 }
 
 /// The devices of a file system behind one logical address space.
 #[derive(Debug)]
 pub struct Volume {
-    members: Vec<Member>,
+    members: Members,
     map: ChunkMap,
     /// Chunks may lie on devices that are missing.
     degraded: bool,
     /// Not all copies are worth the same.
     uneven: AtomicBool,
+    /// What gets all that another device gets.
+    target: RwLock<Option<Target>>,
     /// Held while rows are written that hold something else, see `rows`.
     rows_in_use: Mutex<()>,
     /// Reads are spread over mirrors.
     spread: bool,
+    /// For what several devices do together. They are there before a second device comes.
+    rings: Rings,
     /// Bytes whose writing has completed, on all devices, and how many of those had when the last
     /// flush began that succeeded.
     completed: AtomicU64,
@@ -123,24 +123,16 @@ impl Volume {
                 return Err(corrupt(device.name(), "two devices have the same id"));
             }
         }
-        let members = devices
-            .into_iter()
-            .map(|(id, device)| Member {
-                id,
-                device,
-                behind: AtomicBool::new(false),
-                failed: AtomicBool::new(false),
-                counters: Counters::default(),
-                errors: Errors::default(),
-            })
-            .collect();
+        let members = devices.into_iter().map(|(id, device)| Member::new(id, device)).collect();
         Ok(Self {
-            members,
+            members: Members::new(members),
             map: ChunkMap::new(),
             degraded: false,
             uneven: AtomicBool::new(false),
+            target: RwLock::new(None),
             rows_in_use: Mutex::new(()),
             spread: false,
+            rings: Rings::default(),
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         })
@@ -163,21 +155,46 @@ impl Volume {
     /// [`VolumeError::Corrupt`] for system chunks that cannot be right, or lie on a device that is
     /// not there.
     pub fn open(found: Assembly, degraded: bool) -> VolumeResult<Self> {
-        let behind: Vec<DeviceId> = found.stale().map(|f| f.id).collect();
+        let behind: Vec<_> = found.stale().map(|f| (f.id, f.generation)).collect();
+        let seeds: Vec<DeviceId> = found.seeds().map(|f| f.id).collect();
         let devices = found.devices.into_iter().map(|f| (f.id, f.device)).collect();
         let mut volume = Self::new(devices)?;
-        let incomplete = (volume.members.len() as u64) < found.superblock.num_devices();
+        let members = volume.members.all();
+        for member in members.iter().filter(|m| seeds.contains(&m.id)) {
+            member.is_seed.store(true, Relaxed);
+        }
+        volume.make_rings();
+        let incomplete = (members.len() as u64) < found.superblock.num_devices();
         volume.degraded = degraded;
         volume.spread = true;
         volume.uneven = AtomicBool::new(incomplete);
-        behind.into_iter().for_each(|id| volume.set_behind(id));
-        let name = volume.members[0].device.name();
+        behind.into_iter().for_each(|(id, since)| volume.set_behind(id, since));
+        let name = volume.name();
         let chunks = parse_sys_array(found.superblock.sys_chunk_bytes())
             .map_err(|e| VolumeError::Corrupt { device: name, what: e.to_string() })?;
         for (key, chunk) in chunks {
             volume.add_chunk(MappedChunk::from_item(Logical(key.offset), &chunk))?;
         }
         Ok(volume)
+    }
+
+    /// Makes rings for the devices, and for those that join them later: a confined daemon can make
+    /// none.
+    fn make_rings(&self) {
+        let members = self.members.all();
+        let may_be_several = members.len() > 1 || !self.is_read_only();
+        let uses_rings = |m: &Arc<Member>| m.device.file_for(&Work::Read(&[])).is_some();
+        if may_be_several
+            && members.iter().any(uses_rings)
+            && let Err(error) = self.rings.make()
+        {
+            tracing::info!(%error, "no io_uring: several devices take a thread each");
+        }
+    }
+
+    /// What is used where there are several devices.
+    fn rings(&self) -> Option<&Rings> {
+        (self.written().len() > 1).then_some(&self.rings)
     }
 
     /// The chunks. Look-ups go here directly; chunks are added with [`Volume::add_chunk`].
@@ -203,38 +220,39 @@ impl Volume {
                     what: format!("chunk at {at} lies on device {id}, which is missing"),
                 });
             };
-            let end = s.at.0.checked_add(chunk.stripe_bytes());
-            if end.is_none_or(|end| end > member.device.size()) {
-                return Err(VolumeError::Corrupt {
-                    device: member.device.name(),
-                    what: format!(
-                        "chunk at {} (+{}) reaches past the end of the device ({} bytes); is the \
-                            image truncated?",
-                        chunk.start,
-                        chunk.length,
-                        member.device.size()
-                    ),
-                });
-            }
+            changes::reaches_no_further(&chunk, *s, &*member.device)?;
         }
         self.map.insert(chunk)
     }
 
     /// Devices and their ids.
-    pub fn devices(&self) -> impl Iterator<Item = (DeviceId, &Arc<dyn Device>)> {
-        self.members.iter().map(|m| (m.id, &m.device))
+    pub fn devices(&self) -> impl Iterator<Item = (DeviceId, Arc<dyn Device>)> {
+        let members = self.members.all();
+        (0..members.len()).map(move |n| (members[n].id, members[n].device.clone()))
     }
 
     /// The device with that id.
     #[must_use]
-    pub fn device(&self, id: DeviceId) -> Option<&Arc<dyn Device>> {
-        self.member(id).map(|m| &m.device)
+    pub fn device(&self, id: DeviceId) -> Option<Arc<dyn Device>> {
+        self.member(id).map(|m| m.device.clone())
     }
 
-    /// Is any of the devices read-only?
+    /// A device that stands for all in messages.
+    fn name(&self) -> String {
+        let name = self.members.all().first().map(|m| m.device.name());
+        name.unwrap_or_else(|| "file system".into())
+    }
+
+    /// Is any of the devices read-only? Of a seed nobody expects anything else.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
-        self.members.iter().any(|m| m.device.is_read_only())
+        self.members.all().iter().any(|m| m.device.is_read_only() && !m.is_seed())
+    }
+
+    /// Is it a seed, which is only read?
+    #[must_use]
+    pub fn is_seed(&self, id: DeviceId) -> bool {
+        self.member(id).is_some_and(|m| m.is_seed())
     }
 
     /// Refuses by name what can be read, but not written: chunks that miss more devices than their
@@ -273,26 +291,33 @@ impl Volume {
             profile.tolerated_losses(),
             chunk.stripes.len(),
         );
-        VolumeError::Missing { device: self.members[0].device.name(), what }
+        VolumeError::Missing { device: self.name(), what }
     }
 
-    /// So many devices take writes.
+    /// So many devices can have new chunks.
     #[must_use]
     pub fn devices_for_chunks(&self) -> usize {
-        self.members.iter().filter(|m| !m.has_failed()).count()
+        self.members.all().iter().filter(|m| m.takes_chunks()).count()
     }
 
-    /// Is the device there, and has it not failed? Only then is anything new put on it.
+    /// May new chunks lie on the device? Not if it is missing or has failed, and not while it comes
+    /// or goes.
+    #[must_use]
+    pub fn takes_chunks(&self, id: DeviceId) -> bool {
+        self.member(id).is_some_and(|m| m.takes_chunks())
+    }
+
+    /// Is the device there, has it not failed, and is it no seed?
     #[must_use]
     pub fn takes_writes(&self, id: DeviceId) -> bool {
-        self.member(id).is_some_and(|m| !m.has_failed())
+        self.member(id).is_some_and(|m| m.takes_writes())
     }
 
-    /// What a device has may be older than what the others have, and is not trusted without a
-    /// checksum: it is read last. It is written as any other.
-    pub fn set_behind(&self, id: DeviceId) {
+    /// What a device has may be older than what the others have, since a commit, and is not trusted
+    /// without a checksum: it is read last. It is written as any other.
+    pub fn set_behind(&self, id: DeviceId, since: Generation) {
         if let Some(member) = self.member(id) {
-            member.behind.store(true, Relaxed);
+            member.set_behind(Some(since));
             self.uneven.store(true, Relaxed);
         }
     }
@@ -300,19 +325,19 @@ impl Volume {
     /// A device has everything again: all that is stored on it was compared with the others.
     pub fn set_current(&self, id: DeviceId) {
         if let Some(member) = self.member(id) {
-            member.behind.store(false, Relaxed);
+            member.set_behind(None);
         }
     }
 
     /// Devices that are read last, because they may lack something that the others have.
     pub fn behind(&self) -> Vec<DeviceId> {
-        self.members.iter().filter(|m| m.is_behind()).map(|m| m.id).collect()
+        self.members.all().iter().filter(|m| m.is_behind()).map(|m| m.id).collect()
     }
 
     /// The errors of each device over its life.
     #[must_use]
     pub fn errors(&self) -> Vec<(DeviceId, ErrorCounts)> {
-        self.members.iter().map(|m| (m.id, m.errors.now())).collect()
+        self.members.all().iter().map(|m| (m.id, m.errors.now())).collect()
     }
 
     /// The errors of a device as they were kept when the file system was closed.
@@ -324,19 +349,19 @@ impl Volume {
 
     /// Counts from zero, on all devices.
     pub fn reset_errors(&self) {
-        self.members.iter().for_each(|m| m.errors.reset());
+        self.members.all().iter().for_each(|m| m.errors.reset());
     }
 
     /// Is there something for [`Volume::take_changed_errors`]?
     #[must_use]
     pub fn errors_have_changed(&self) -> bool {
-        self.members.iter().any(|m| m.errors.have_changed())
+        self.members.all().iter().any(|m| m.errors.have_changed())
     }
 
     /// The errors of the devices for which they have changed since this was last asked.
     pub fn take_changed_errors(&self) -> Vec<(DeviceId, ErrorCounts)> {
-        let changed = |m: &Member| Some((m.id, m.errors.take_changed()?));
-        self.members.iter().filter_map(changed).collect()
+        let changed = |m: &Arc<Member>| Some((m.id, m.errors.take_changed()?));
+        self.members.all().iter().filter_map(changed).collect()
     }
 
     /// A copy that could be read is not what it should be. It counts for the device that has it.
@@ -351,7 +376,7 @@ impl Volume {
 
     /// Devices that have failed and are not written any more.
     pub fn failed(&self) -> Vec<DeviceId> {
-        self.members.iter().filter(|m| m.has_failed()).map(|m| m.id).collect()
+        self.members.all().iter().filter(|m| m.has_failed()).map(|m| m.id).collect()
     }
 
     /// A chunk of which nothing can be read in some place, because too many of its devices are
@@ -430,12 +455,12 @@ impl Volume {
     /// [`VolumeError::Unmapped`] when part of the range is in no chunk; [`VolumeError::Io`] when
     /// the device fails.
     pub fn read(&self, at: Logical, buf: &mut [u8], copy: usize) -> VolumeResult<()> {
+        if self.spread && buf.len() >= read::LONG && self.members.all().len() > 1 {
+            return self.read_together(at, buf, copy);
+        }
         let (mut at, mut rest) = (at, buf);
         while !rest.is_empty() {
-            let mut found = self.map.lookup(at, rest.len() as u64)?;
-            if self.spread && found.stripes.len() > 1 {
-                found.len = found.len.min(SPREAD - at.0 % SPREAD);
-            }
+            let found = self.in_one_turn(at, rest.len() as u64)?;
             let (piece, more) = rest.split_at_mut(usize_from(found.len));
             let way = self.way_of(at, &found, copy.min(found.ways - 1));
             self.read_piece(at, &found, piece, way)?;
@@ -445,6 +470,15 @@ impl Volume {
             (at, rest) = (at.plus(found.len), more);
         }
         Ok(())
+    }
+
+    /// Looks up what is read of a range in one go: no more than what one mirror has its turn for.
+    fn in_one_turn(&self, at: Logical, len: u64) -> VolumeResult<Located> {
+        let mut found = self.map.lookup(at, len)?;
+        if self.spread && found.stripes.len() > 1 {
+            found.len = found.len.min(SPREAD - at.0 % SPREAD);
+        }
+        Ok(found)
     }
 
     /// As [`Volume::read`], from the first copy, if that can be done without waiting. False, and
@@ -535,8 +569,11 @@ impl Volume {
     fn worth(&self, at: Logical, found: &Located, way: usize) -> Worth {
         let of = |stripe: &Stripe| match self.member(stripe.device) {
             None => Worth::Missing,
-            Some(member) if member.is_behind() || member.has_failed() => Worth::Stale,
-            Some(_) => Worth::Current,
+            Some(member) if member.has_failed() => Worth::Stale(Reverse(Generation(0))),
+            Some(member) => match member.lacks_since() {
+                None => Worth::Current,
+                Some(since) => Worth::Stale(Reverse(since)),
+            },
         };
         if let Some(stripe) = found.stripes.get(way) {
             return of(stripe);
@@ -648,12 +685,17 @@ impl Volume {
     }
 
     /// The same for a range of one device, which no chunk needs to cover. Returns the bytes: none
-    /// where the device is missing or has failed.
+    /// where the device is missing, has failed, or is a seed.
     ///
     /// # Errors
     /// What the device says.
     pub fn discard_on(&self, device: DeviceId, at: Physical, len: u64) -> VolumeResult<u64> {
-        let Some(member) = self.member(device).filter(|m| !m.has_failed()) else { return Ok(0) };
+        if let Some(mirror) = self.mirror_of(Stripe { device, at }) {
+            for part in outside_superblocks(mirror.at..mirror.at.plus(len)) {
+                self.discard_mirror(Stripe { at: part.start, ..mirror }, part.end.0 - part.start.0);
+            }
+        }
+        let Some(member) = self.member(device).filter(|m| m.takes_writes()) else { return Ok(0) };
         let mut done = 0;
         for part in outside_superblocks(at..at.plus(len)) {
             let (at, len) = (part.start, part.end.0 - part.start.0);
@@ -669,27 +711,27 @@ impl Volume {
     /// Does any device take discards?
     #[must_use]
     pub fn can_discard(&self) -> bool {
-        self.members.iter().any(|m| m.device.can_discard())
+        self.members.all().iter().any(|m| m.device.can_discard())
     }
 
     /// Bytes below which a discard gives nothing back on any device that takes discards.
     #[must_use]
     pub fn discard_granularity(&self) -> u64 {
-        let those = self.members.iter().map(|m| &m.device).filter(|d| d.can_discard());
-        those.map(|d| d.discard_granularity()).min().unwrap_or_default()
+        let those = self.devices().filter(|(_, d)| d.can_discard());
+        those.map(|(_, d)| d.discard_granularity()).min().unwrap_or_default()
     }
 
     /// Counters of each device.
     #[must_use]
     pub fn stats(&self) -> Vec<(DeviceId, DeviceStats)> {
-        self.members.iter().map(|m| (m.id, m.counters.snapshot())).collect()
+        self.members.all().iter().map(|m| (m.id, m.counters.snapshot())).collect()
     }
 
-    fn member(&self, id: DeviceId) -> Option<&Member> {
-        self.members.iter().find(|m| m.id == id)
+    fn member(&self, id: DeviceId) -> Option<Arc<Member>> {
+        self.members.get(id)
     }
 
-    fn member_of(&self, stripe: Stripe) -> VolumeResult<&Member> {
+    fn member_of(&self, stripe: Stripe) -> VolumeResult<Arc<Member>> {
         self.member(stripe.device).ok_or_else(|| VolumeError::Corrupt {
             device: "file system".into(),
             what: format!("device {} is missing", stripe.device),
@@ -709,6 +751,9 @@ impl Volume {
     }
 
     fn write_stripe(&self, stripe: Stripe, data: &[u8]) -> VolumeResult<()> {
+        if let Some(mirror) = self.mirror_of(stripe) {
+            self.write_mirror(mirror, data);
+        }
         let member = self.member_of(stripe)?;
         member.counters.writes.fetch_add(1, Relaxed);
         member.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
@@ -718,45 +763,6 @@ impl Volume {
         })?;
         self.completed.fetch_add(data.len() as u64, Relaxed);
         Ok(())
-    }
-}
-
-impl Member {
-    fn has_failed(&self) -> bool {
-        self.failed.load(Relaxed)
-    }
-
-    fn is_behind(&self) -> bool {
-        self.behind.load(Relaxed)
-    }
-
-    /// Can the others not do without a further device because of this one?
-    fn is_no_help(&self) -> bool {
-        self.has_failed() || self.is_behind()
-    }
-
-    /// Counts an error, since the opening and over the device's life.
-    fn went_wrong(&self, what: ErrorKind) {
-        let counter = match what {
-            ErrorKind::Write => Some(&self.counters.write_errors),
-            ErrorKind::Read => Some(&self.counters.read_errors),
-            ErrorKind::Flush => Some(&self.counters.flush_errors),
-            ErrorKind::Corruption | ErrorKind::Generation => None,
-        };
-        if let Some(counter) = counter {
-            counter.fetch_add(1, Relaxed);
-        }
-        self.errors.count(what);
-    }
-
-    fn error(
-        &self,
-        op: &'static str,
-        at: Physical,
-        len: u64,
-        source: std::io::Error,
-    ) -> VolumeError {
-        VolumeError::Io { device: self.device.name(), op, at, len, source }
     }
 }
 

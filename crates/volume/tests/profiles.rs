@@ -2,7 +2,7 @@
 //! is, and with as many devices lost as the profile tolerates.
 
 use larder_format::items::{BlockGroupFlags, Profile};
-use larder_format::{DeviceId, Generation, Logical, Physical, Superblock};
+use larder_format::{DeviceId, Generation, HistoryId, Logical, Physical, Superblock};
 use larder_volume::parity::{p_of, q_of};
 use larder_volume::{Assembly, Device, ErrorKind, Found, MappedChunk, Stripe, Volume};
 use proptest::prelude::*;
@@ -141,11 +141,14 @@ impl Case {
             id: DeviceId(n as u64 + 1),
             uuid: uuid::Uuid::from_u128(n as u128),
             generation: Generation(if stale.contains(&n) { 8 } else { 9 }),
+            written: Generation(if stale.contains(&n) { 8 } else { 9 }),
+            history: HistoryId::default(),
             is_stale: stale.contains(&n),
+            seed: None,
             device: self.devices[n].clone(),
         };
         let here = (0..self.devices.len()).filter(|n| !lost.contains(n));
-        let assembly = Assembly { superblock, devices: here.map(member).collect() };
+        let assembly = Assembly::new(superblock, here.map(member).collect());
         let volume = Volume::open(assembly, !lost.is_empty()).unwrap();
         volume.add_chunk(self.volume.map().chunks().remove(0)).unwrap();
         volume

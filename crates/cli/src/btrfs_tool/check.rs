@@ -6,10 +6,10 @@
 use super::elsewhere::Anything;
 use super::{Done, Failed, elsewhere};
 use crate::commands::check;
-use crate::image::{Access, advise_content, open_device};
+use crate::image::{Access, advise_content, open_device, open_devices};
 use crate::print;
-use larder_volume::Device;
 use larder_volume::superblock::{SuperCopies, read_superblock, write_superblocks};
+use larder_volume::{Device, FileDevice};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -140,9 +140,11 @@ pub(super) fn rescue(what: Rescue) -> Done {
 
 /// As `larder rescue zero-log --force`: callers of the other name expect no question.
 fn zero_log(path: &Path) -> Done {
-    let device = open_device(path, Access::Write)?;
-    let read = read_superblock(device.as_ref()).map_err(anyhow::Error::from);
-    let mut superblock = advise_content(read, device.as_ref())?;
+    let devices = open_devices(path, Access::Write)?;
+    let read = |device: &FileDevice| {
+        advise_content(read_superblock(device).map_err(anyhow::Error::from), device)
+    };
+    let superblock = read(&devices[0])?;
     let shown = print::path(path);
     if superblock.metadata_dump().is_some() {
         let why = format!("{shown}: it is a metadata dump, and a dump is never written");
@@ -153,9 +155,12 @@ fn zero_log(path: &Path) -> Done {
         superblock.log_root.get(),
         superblock.log_root_level
     ))?;
-    superblock.set_log_root(None);
-    let written = write_superblocks(device.as_ref(), &superblock, SuperCopies::All);
-    written.map_err(anyhow::Error::from)?;
-    device.flush().map_err(anyhow::Error::from)?;
+    for device in &devices {
+        let mut superblock = read(device)?;
+        superblock.set_log_root(None);
+        let written = write_superblocks(&**device, &superblock, SuperCopies::All);
+        written.map_err(anyhow::Error::from)?;
+        device.flush().map_err(anyhow::Error::from)?;
+    }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! `btrfs device`: of one device, what it holds, and the errors that its counters have.
+//! `btrfs device`: of one device, what it holds, and the errors that its counters have; adding and
+//! removing devices.
 //!
 //! The counters lie in the device tree, where Linux reads and writes them, too.
 
@@ -6,10 +7,14 @@ use super::elsewhere::Anything;
 use super::mounted::Mounted;
 use super::units::Units;
 use super::{Done, Failed, Global, each, elsewhere, must_be_directory, usage};
+use crate::device_changes;
 use crate::device_figures::{self, COUNTERS, counters, name, number};
+use crate::device_orders::{Order, Which};
+use crate::on_mount::devices::change_devices;
 use crate::print;
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum What {
@@ -17,12 +22,11 @@ pub(crate) enum What {
     Stats(Stats),
     /// Show what the chunks take of the device
     Usage(Usage),
-    /// Not supported
-    Add(Anything),
-    /// Not supported
-    Delete(Anything),
-    /// Not supported
-    Remove(Anything),
+    /// Add devices
+    Add(Add),
+    /// Remove devices
+    #[command(alias = "delete")]
+    Remove(Remove),
     /// Not supported
     Replace(Anything),
     /// Not needed
@@ -46,6 +50,32 @@ pub(crate) struct Stats {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct Add {
+    /// Overwrite what a device holds
+    #[arg(short, long)]
+    force: bool,
+    /// Accepted
+    #[arg(short = 'K', long)]
+    nodiscard: bool,
+    /// Accepted
+    #[arg(long)]
+    enqueue: bool,
+    /// The devices, and a directory of a mount
+    #[arg(required = true, num_args = 2.., value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Remove {
+    /// Accepted
+    #[arg(long)]
+    enqueue: bool,
+    /// Names or numbers of devices, or `missing`, and a directory of a mount
+    #[arg(required = true, num_args = 2.., value_name = "DEVICE")]
+    words: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct Usage {
     #[command(flatten)]
     units: Units,
@@ -60,13 +90,34 @@ pub(super) fn run(what: What, global: Global) -> Done {
             must_be_directory(path)?;
             usage::device(&Mounted::at(path)?, &device_figures::of(path, false)?, options.units)
         }),
-        What::Add(_) => elsewhere::refuse("device add"),
-        What::Delete(_) => elsewhere::refuse("device delete"),
-        What::Remove(_) => elsewhere::refuse("device remove"),
+        What::Add(options) => add(&options),
+        What::Remove(options) => remove(&options),
         What::Replace(_) => elsewhere::refuse("device replace"),
         What::Scan(_) => elsewhere::refuse("device scan"),
         What::Ready(_) => elsewhere::refuse("device ready"),
     }
+}
+
+fn add(options: &Add) -> Done {
+    let Some((target, devices)) = options.paths.split_last() else { return Ok(()) };
+    must_be_directory(target)?;
+    each(devices, |path| {
+        let device = device_changes::open_new(path, None, options.force)?;
+        Ok(change_devices(target, Order::Add, Some(device)).map(drop)?)
+    })
+}
+
+fn remove(options: &Remove) -> Done {
+    let Some((target, words)) = options.words.split_last() else { return Ok(()) };
+    let target = Path::new(target);
+    must_be_directory(target)?;
+    each(words, |word| {
+        let which = match word.to_str().map(str::parse::<Which>) {
+            Some(Ok(which)) => which.whole(),
+            _ => Which::Path(PathBuf::from(word)).whole(),
+        };
+        Ok(change_devices(target, Order::Remove(which), None).map(drop)?)
+    })
 }
 
 /// Exit code where a counter is not zero and --check asks for that.

@@ -8,9 +8,10 @@ use crate::commands::receive::dump::escaped;
 use crate::print;
 use larder_format::dev_item::DevItem;
 use larder_format::items::{
-    BlockGroupFlags, BlockGroupItem, Chunk, DevExtent, DevStats, DirEntries, DirLogIndex, ExtRefs,
-    ExtentFlags, ExtentItem, ExtentRef, FileExtent, FileType, FreeSpaceInfo, InodeItem, InodeRefs,
-    RootItem, RootRef, SpaceCacheItem, Timespec, parse_keyed_refs,
+    BalanceItem, BlockGroupFlags, BlockGroupItem, Chunk, DevExtent, DevReplace, DevStats,
+    DirEntries, DirLogIndex, ExtRefs, ExtentFlags, ExtentItem, ExtentRef, FileExtent, FileType,
+    FreeSpaceInfo, InodeItem, InodeRefs, ReplaceState, RootItem, RootRef, SpaceCacheItem, Timespec,
+    parse_keyed_refs,
 };
 use larder_format::node::NodeView;
 use larder_format::{CsumType, FormatResult, Key, KeyType, ObjectId};
@@ -434,6 +435,8 @@ fn space_item(key: Key, data: &[u8]) -> FormatResult<String> {
         }
         KeyType::DEV_EXTENT => device_extent(DevExtent::parse(data)?),
         KeyType::PERSISTENT_ITEM => statistics(key, &DevStats::parse(data)?),
+        KeyType::DEV_REPLACE => replacement(DevReplace::parse(data)?),
+        KeyType::TEMPORARY_ITEM if key == BalanceItem::key() => balance(BalanceItem::parse(data)?),
         _ => String::new(),
     })
 }
@@ -549,6 +552,64 @@ fn device_extent(e: &DevExtent) -> String {
         e.length.get(),
         print::uuid(e.chunk_tree_uuid)
     )
+}
+
+fn replacement(item: &DevReplace) -> String {
+    let state = match item.state() {
+        ReplaceState::Never => "NEVER_STARTED",
+        ReplaceState::Started => "STARTED",
+        ReplaceState::Finished => "FINISHED",
+        ReplaceState::Canceled => "CANCELED",
+        ReplaceState::Suspended => "SUSPENDED",
+    };
+    let time = |seconds: u64| format!("{seconds} ({})", print::time(seconds.cast_signed()));
+    format!(
+        "\t\tsrc devid {} cursor left {} cursor right {} mode {}\n\
+         \t\tstate {state} write errors {} uncorrectable read errors {}\n\
+         \t\tstart time {}\n\
+         \t\tstop time {}\n",
+        item.source().0.cast_signed(),
+        item.cursor().0,
+        item.cursor_right().0,
+        if item.avoids_source() { "AVOID" } else { "ALWAYS" },
+        item.write_errors.get(),
+        item.unreadable.get(),
+        time(item.started.get()),
+        time(item.stopped.get()),
+    )
+}
+
+fn balance(item: &BalanceItem) -> String {
+    let mut out = format!(
+        "\t\ttemporary item objectid BALANCE offset 0\n\
+         \t\tbalance status flags {}\n",
+        item.flags.get()
+    );
+    for (name, set) in [("DATA", item.data), ("METADATA", item.metadata), ("SYSTEM", item.system)] {
+        let _ = write!(
+            out,
+            "\t\t{name}\n\
+             \t\tprofiles {} devid {} target {} flags {}\n\
+             \t\tusage_min {} usage_max {} pstart {} pend {}\n\
+             \t\tvstart {} vend {} limit_min {} limit_max {}\n\
+             \t\tstripes_min {} stripes_max {}\n",
+            set.profiles.get(),
+            set.devid.get(),
+            set.target.get(),
+            set.flags.get(),
+            set.usage.low.get(),
+            set.usage.high.get(),
+            set.pstart.get(),
+            set.pend.get(),
+            set.vstart.get(),
+            set.vend.get(),
+            set.limit.low.get(),
+            set.limit.high.get(),
+            set.stripes_min.get(),
+            set.stripes_max.get(),
+        );
+    }
+    out
 }
 
 fn statistics(key: Key, s: &DevStats) -> String {

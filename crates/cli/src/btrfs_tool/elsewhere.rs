@@ -4,24 +4,18 @@ use super::{Done, Failed};
 use std::ffi::OsString;
 
 /// Commands of btrfs-progs, and what to do. One that Larder learns leaves this list.
-const INSTEAD: [(&str, &str); 28] = [
-    ("balance start", "Larder has no balance; mounted by Linux, the image has one"),
-    ("device add", OTHER_DEVICES),
-    ("device delete", OTHER_DEVICES),
-    ("device remove", OTHER_DEVICES),
-    ("device replace", OTHER_DEVICES),
+const INSTEAD: [(&str, &str); 22] = [
+    ("device replace", "see `btrfs replace`, or `larder device replace`"),
     ("device scan", "Larder needs no scan: give the image to `larder mount`"),
     ("device ready", "Larder needs no scan: give the image to `larder mount`"),
     ("filesystem defragment", "see `larder map` for what is fragmented; copying a file mends it"),
-    ("filesystem resize", "Larder resizes nothing; mounted by Linux, the image can be resized"),
     ("filesystem mkswapfile", "the kernel does not swap to a file on FUSE"),
     ("inspect-internal map-swapfile", "the kernel does not swap to a file on FUSE"),
-    ("inspect-internal min-dev-size", "Larder resizes nothing, so it has no such number"),
+    ("inspect-internal min-dev-size", "see `larder resize --how-small DIR`"),
     ("inspect-internal tree-stats", "see `larder inspect tree` and `larder map`"),
     ("inspect-internal list-chunks", "see `larder inspect chunks IMAGE`"),
     ("qgroup", NO_QUOTAS),
     ("quota", NO_QUOTAS),
-    ("replace start", OTHER_DEVICES),
     ("rescue chunk-recover", RESTORE),
     ("rescue super-recover", RESTORE),
     ("rescue fix-device-size", RESTORE),
@@ -35,8 +29,6 @@ const INSTEAD: [(&str, &str); 28] = [
     ("subvolume list -d", "`larder stats` says how many subvolumes are being deleted"),
 ];
 
-const OTHER_DEVICES: &str =
-    "Larder adds, removes and replaces no device; mounted by Linux, the file system can do that";
 const NO_QUOTAS: &str = "Larder has no quota groups";
 const RESTORE: &str = "see `larder check` for what is wrong, and `larder restore`";
 

@@ -4,8 +4,10 @@ use super::elsewhere::Anything;
 use super::mounted::{Mounted, all, must_be_larder};
 use super::units::{LongUnits, Units};
 use super::{Done, Failed, Global, du, each, elsewhere, must_be_directory, reason, usage};
+use crate::device_orders::{Order, Place};
 use crate::image::{Access, Image};
-use crate::{mount_table, print};
+use crate::on_mount::devices::change_devices;
+use crate::{mount_table, print, size};
 use larder_fs::SpaceUsage;
 use larder_fuse::control;
 use serde_json::json;
@@ -33,8 +35,8 @@ pub(crate) enum What {
     Usage(Usage),
     /// See `larder map`
     Defragment(Anything),
-    /// Not supported
-    Resize(Anything),
+    /// Make a device larger or smaller
+    Resize(Resize),
     /// Not supported
     Mkswapfile(Anything),
 }
@@ -43,6 +45,17 @@ pub(crate) enum What {
 pub(crate) struct Df {
     #[command(flatten)]
     units: Units,
+    path: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Resize {
+    /// Accepted
+    #[arg(long)]
+    enqueue: bool,
+    /// [DEVID:][+|-]SIZE or [DEVID:]max
+    #[arg(allow_hyphen_values = true)]
+    size: String,
     path: PathBuf,
 }
 
@@ -83,7 +96,7 @@ pub(super) fn run(what: What, global: Global) -> Done {
             usage::file_system(&Mounted::at(path)?, options.units, options.table)
         }),
         What::Defragment(_) => elsewhere::refuse("filesystem defragment"),
-        What::Resize(_) => elsewhere::refuse("filesystem resize"),
+        What::Resize(options) => resize(&options),
         What::Mkswapfile(_) => elsewhere::refuse("filesystem mkswapfile"),
     }
 }
@@ -120,6 +133,18 @@ fn sync(path: &Path) -> Done {
     must_be_larder(path)?;
     control::sync(path)
         .map_err(|e| Failed::because(format!("Could not sync filesystem: {}", reason(&e))))
+}
+
+fn resize(options: &Resize) -> Done {
+    must_be_directory(&options.path)?;
+    let place: Place = options.size.parse().map_err(|why: String| Failed::because(why))?;
+    let summary = change_devices(&options.path, Order::Resize(place), None)?;
+    let name = summary.name.as_deref().map_or_else(String::new, print::harmless);
+    let (before, now) = (size::human(summary.before), size::human(summary.size));
+    Ok(print::line(&format!(
+        "Resize device id {} ({name}) from {before} to {now}",
+        summary.device
+    ))?)
 }
 
 /// What is said of one file system.

@@ -10,6 +10,7 @@
 //! the name of what does it instead ([`elsewhere`]). One module per group of commands; `mounted`
 //! and `units` serve all of them. docs/BTRFS-COMMAND.md lists what differs.
 
+mod balance;
 mod check;
 mod device;
 mod du;
@@ -22,6 +23,7 @@ mod mounted;
 mod options;
 mod property;
 mod receive;
+mod replace;
 mod scrub;
 mod send;
 mod status;
@@ -157,9 +159,9 @@ fn done(group: Group, global: Global) -> Done {
         Group::Device(what) => device::run(what, global),
         Group::Property(what) => property::run(what),
         Group::InspectInternal(what) => inspect::run(what),
-        Group::Balance(what) => status::balance(what),
+        Group::Balance(what) => balance::run(what, global.quiet),
         Group::Scrub(what) => scrub::run(what, global),
-        Group::Replace(what) => status::replace(what),
+        Group::Replace(what) => replace::run(what),
         Group::Qgroup(what) => status::qgroup(what),
         Group::Check(options) => check::check(&options),
         Group::Rescue(what) => check::rescue(what),

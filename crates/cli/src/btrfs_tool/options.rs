@@ -5,8 +5,8 @@
 
 use super::elsewhere::Anything;
 use super::{
-    Failed, Global, check, device, filesystem, inspect, property, receive, scrub, send, status,
-    subvolume,
+    Failed, Global, balance, check, device, filesystem, inspect, property, receive, replace, scrub,
+    send, status, subvolume,
 };
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -60,9 +60,9 @@ pub(super) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Group {
-    /// Ask for a balance that runs (there is none)
+    /// Move chunks, or convert them
     #[command(subcommand)]
-    Balance(status::Balance),
+    Balance(balance::What),
     /// Check an image
     Check(check::Options),
     /// Devices of the file system
@@ -84,9 +84,9 @@ pub(super) enum Group {
     Quota(Anything),
     /// Receive a stream
     Receive(receive::Options),
-    /// Ask for a replacement that runs (there is none)
+    /// Replace a device
     #[command(subcommand)]
-    Replace(status::Replace),
+    Replace(replace::Replace),
     /// Last resorts
     #[command(subcommand)]
     Rescue(check::Rescue),

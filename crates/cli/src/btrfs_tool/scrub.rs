@@ -1,15 +1,15 @@
 //! `btrfs scrub`: the scrub of a mount, in the words and lines of btrfs-progs.
 //!
 //! A scrub of btrfs-progs is a process of its own, and one for each device. Here it is the daemon's
-//! ([`crate::scrub_on_mount`]), and of the whole file system: a limit is that of all devices
+//! ([`crate::on_mount::scrub`]), and of the whole file system: a limit is that of all devices
 //! together, and classes of priority are accepted and change nothing, because a scrub gives way to
 //! other work anyway. Times are in UTC.
 
 use super::mounted::Mounted;
 use super::units::{LongUnits, Units};
 use super::{Done, Failed, Global, must_be_directory};
-use crate::attach::ScrubOrder;
-use crate::scrub_on_mount::{IS_RUNNING, NOTHING_TO_RESUME, Scrubbed};
+use crate::jobs::ScrubOrder;
+use crate::on_mount::scrub::{IS_RUNNING, NOTHING_TO_RESUME, Scrubbed};
 use crate::{print, size};
 use larder_fs::{ScrubCounts, ScrubState, ScrubStatus};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
-//! `btrfs send`: a stream that the daemon of the mount writes ([`crate::send_on_mount`]).
+//! `btrfs send`: a stream that the daemon of the mount writes ([`crate::on_mount::send`]).
 
 use super::mounted::must_be_subvolume;
 use super::{Done, Failed, Global, reason};
+use crate::on_mount::send::{How, Paths, send_streams};
 use crate::print;
-use crate::send_on_mount::{self, How, Paths};
 use larder_stream::Protocol;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -67,7 +67,7 @@ pub(super) fn run(options: Options, global: Global) -> Done {
         parent: options.parent,
         clones: options.clone_sources,
     };
-    send_on_mount::send(&paths, how, &mut *out, &mut |_| ())?;
+    send_streams(&paths, how, &mut *out, &mut |_| ())?;
     Ok(())
 }
 

@@ -1,19 +1,31 @@
 //! `larder device`: the devices of a file system, one by one: what went wrong on each, and what
-//! chunks take of it.
+//! chunks take of it; adding and removing devices, and how another one takes the place of one
+//! (`replace`).
 
+mod replace;
+
+use crate::device_changes;
 use crate::device_figures::{COUNTERS, counters, name, number, of, reset};
+use crate::device_orders::{Order, Summary, Told, Which};
 use crate::failure::Advise;
-use crate::{print, size};
-use anyhow::anyhow;
+use crate::image::{Access, Image, advise_filesystem, as_devices, open_devices};
+use crate::on_mount::devices::change_devices;
+use crate::{devices, print, size};
+use anyhow::{Context, anyhow};
+use larder_fs::OpenOptions;
+use larder_volume::Device;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Show the devices of an image or of what is mounted on a directory.
+/// Show, add and remove the devices of an image, or of what is mounted on a directory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder device stats mnt
-  larder device usage disk-1.img")]
+  larder device usage disk-1.img
+  larder device add --size 1G disk-9.img mnt
+  larder device remove disk-9.img mnt")]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
@@ -42,6 +54,60 @@ current, behind (it was away; `larder scrub` brings it up to date), failed
         #[command(flatten)]
         common: Common,
     },
+    /// Let another device take the place of one
+    #[command(after_help = replace::HELP)]
+    Replace(replace::Args),
+    /// Add a device: new chunks lie on it, and what is there stays where it is
+    #[command(after_help = "\
+Examples:
+  larder device add --size 1G disk-9.img mnt
+  larder device add /dev/sdc1 disk-1.img
+
+A balance spreads what is there over all devices. If the image is a seed
+(`larder seed on`), a file system of its own is built upon it: changes go to
+the new device, and the seed stays as it is.")]
+    Add {
+        /// Overwrite what the new device holds
+        #[arg(short, long)]
+        force: bool,
+        /// Make an image file of this size: 10G
+        #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+        size: Option<u64>,
+        /// Print JSON, in bytes
+        #[arg(long)]
+        json: bool,
+        /// The new device
+        #[arg(value_name = "DEVICE")]
+        device: PathBuf,
+        /// Image, block device, or directory of a mount
+        #[arg(value_name = "IMAGE|DIR")]
+        target: PathBuf,
+    },
+    /// Remove a device, after what it holds was moved to the others
+    #[command(
+        visible_alias = "delete",
+        after_help = "\
+Examples:
+  larder device remove disk-9.img mnt
+  larder device remove 2 disk-1.img
+  larder device remove missing disk-1.img
+
+Ctrl-C ends it: what has moved has moved, and the device is still a member. It
+is refused if the others have no room, or if a profile needs more devices.
+
+Exit codes: 0 removed, 1 it failed, 2 refused or could not run."
+    )]
+    Remove {
+        /// Print JSON, in bytes
+        #[arg(long)]
+        json: bool,
+        /// Name or number of the device; `missing` for the first that is missing
+        #[arg(value_name = "DEVICE")]
+        device: Which,
+        /// Image, block device, or directory of a mount
+        #[arg(value_name = "IMAGE|DIR")]
+        target: PathBuf,
+    },
     /// Show what chunks take of each device
     #[command(after_help = "Example:\n  larder device usage mnt")]
     Usage {
@@ -66,8 +132,96 @@ struct Common {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         What::Stats { reset, check, common } => stats(common, *reset, *check),
+        What::Replace(args) => replace::run(args),
         What::Usage { common } => usage(common),
+        What::Add { force, size, json, device, target } => {
+            let summary = add(device, *size, *force, target)?;
+            tell(&summary, *json, &added(device, target, &summary))
+        }
+        What::Remove { json, device, target } => {
+            let summary = remove(device.clone(), target)?;
+            let name = summary.name.as_deref().map_or_else(String::new, print::harmless);
+            let name = if name.is_empty() { "it was missing".to_owned() } else { name };
+            tell(&summary, *json, &format!("Device {} ({name}) is removed", summary.device))
+        }
     }
+}
+
+fn tell(summary: &Summary, json: bool, text: &str) -> anyhow::Result<()> {
+    if json { print::json(summary) } else { print::line(text) }
+}
+
+fn added(device: &Path, target: &Path, summary: &Summary) -> String {
+    let (shown, id) = (print::path(device), summary.device);
+    if !devices::are_seeds(&devices::names(target)) {
+        return format!("{shown} is device {id} now");
+    }
+    let seed = print::path(target);
+    format!("{shown} is a file system of its own now, built upon {seed}: it is mounted by its name")
+}
+
+/// Builds a file system upon a seed, with a device of its own.
+fn sprout(device: &Path, size: Option<u64>, force: bool, seed: &Path) -> anyhow::Result<Summary> {
+    let seeds = open_devices(seed, Access::Write)?;
+    let new: Arc<dyn Device> = Arc::new(device_changes::open_new(device, size, force)?);
+    let (bytes, name) = (new.size(), new.name());
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let opened = larder_fs::sprout(as_devices(&seeds), new, options);
+    let fs = advise_filesystem(opened, &print::path(seed))?;
+    let id = fs.devices().last().map_or(0, |device| device.id);
+    fs.close().with_context(|| format!("{name}: committing"))?;
+    let name = Some(name);
+    Ok(Summary { outcome: Told::Done, device: id, name, before: 0, size: bytes, smallest: None })
+}
+
+/// Adds a device.
+pub(crate) fn add(
+    device: &Path,
+    size: Option<u64>,
+    force: bool,
+    target: &Path,
+) -> anyhow::Result<Summary> {
+    if target.is_dir() {
+        let device = device_changes::open_new(device, size, force)?;
+        return change_devices(target, Order::Add, Some(device));
+    }
+    if devices::are_seeds(&devices::names(target)) {
+        return sprout(device, size, force, target);
+    }
+    let image = Image::open(target, Access::Write, None)?;
+    let device: Arc<dyn Device> = Arc::new(device_changes::open_new(device, size, force)?);
+    let summary = device_changes::here(&image.fs, &Order::Add, Some(device));
+    let closed = image.close();
+    summary.and_then(|summary| closed.map(|()| summary))
+}
+
+/// The same device by its number, if it is named by a path and is one of the target's. The daemon
+/// knows it by the name that its mount was given, which may be another.
+fn by_number(which: Which, target: &Path) -> Which {
+    let Which::Path(path) = &which else { return which };
+    let Some(superblock) = devices::superblock_of(path) else { return which };
+    let uuid = uuid::Uuid::from_bytes(superblock.dev_item.uuid).to_string();
+    let all = of(target, false).unwrap_or_default();
+    let found = all.iter().find(|device| device["uuid"] == uuid.as_str());
+    match found.and_then(|device| device["id"].as_u64()) {
+        Some(id) => Which::Id(id),
+        None => which,
+    }
+}
+
+/// Removes a device.
+pub(crate) fn remove(which: Which, target: &Path) -> anyhow::Result<Summary> {
+    let order = Order::Remove(by_number(which, target).whole());
+    if target.is_dir() {
+        return change_devices(target, order, None);
+    }
+    if matches!(order, Order::Remove(Which::Missing)) {
+        crate::image::allow_degraded();
+    }
+    let image = Image::open(target, Access::Write, None)?;
+    let summary = device_changes::here(&image.fs, &order, None);
+    let closed = image.close();
+    summary.and_then(|summary| closed.map(|()| summary))
 }
 
 fn stats(common: &Common, zero: bool, check: bool) -> anyhow::Result<()> {

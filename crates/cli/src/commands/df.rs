@@ -52,8 +52,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             print::line(&line)?;
         }
         print::line("")?;
-        for line in explanation(space) {
-            print::line(&line)?;
+        for line in explanation(space).iter().chain(&balance(&value)) {
+            print::line(line)?;
         }
     }
     Ok(())
@@ -137,6 +137,20 @@ fn explanation(space: &Value) -> Vec<String> {
     out.extend(told.sparse_chunks());
     out.extend(told.reserved());
     out
+}
+
+/// What a balance would bring.
+fn balance(value: &Value) -> Option<String> {
+    let plan = &value["balance"];
+    let frees = number(&plan["data"]["frees"]) + number(&plan["metadata"]["frees"]);
+    let moves = number(&plan["data"]["moves"]) + number(&plan["metadata"]["moves"]);
+    (frees > 0).then(|| {
+        format!(
+            "A balance would free {} of device space, and move {} for that: `larder balance`.",
+            size::human(frees),
+            size::human(moves)
+        )
+    })
 }
 
 /// The daemon's answer about space, and what it says is full.
@@ -244,7 +258,7 @@ impl<'a> Told<'a> {
             format!(
                 "{} is free, but held back by stripes with parity that are partly in use: nothing \
                  is written beside what is safe already. It comes back when the rest of these \
-                 stripes is deleted or replaced.",
+                 stripes is deleted or replaced, or moved by a balance.",
                 size::human(held)
             )
         })
@@ -265,11 +279,9 @@ impl<'a> Told<'a> {
         let chunks = number(&other["sparse_chunks"]);
         (chunks > 1).then(|| {
             format!(
-                "{chunks} chunks for {name} are less than half full and hold {} free: a balance \
-                 would give chunks back to the device (mounted by Linux: btrfs balance start \
-                 -{}usage=50).",
+                "{chunks} chunks for {name} are less than half full and hold {} free: `larder \
+                 balance` gives chunks back to the device.",
                 human(&other["sparse_free"]),
-                &name[..1],
             )
         })
     }
@@ -299,6 +311,7 @@ fn of_image(image: &Image) -> anyhow::Result<Value> {
         "available": space.available,
         "block_size": space.block_size,
         "space": serde_json::to_value(image.fs.space_usage())?,
+        "balance": serde_json::to_value(image.fs.balance_plan())?,
         "file_system": {
             "fsid": print::uuid(info.fsid),
             "label": String::from_utf8_lossy(&info.label),
@@ -358,9 +371,12 @@ mod tests {
             available(0),
             true,
         );
-        for says in
-            ["Metadata is full", "300.00MiB is free for data", "2 chunks for data", "-dusage=50"]
-        {
+        for says in [
+            "Metadata is full",
+            "300.00MiB is free for data",
+            "2 chunks for data",
+            "larder balance",
+        ] {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
         let text = said(
@@ -373,13 +389,26 @@ mod tests {
             "Data is full",
             "50.00MiB that are free in metadata",
             "3 chunks for metadata",
-            "-musage",
+            "larder balance",
         ] {
             assert!(text.contains(says), "{says:?} is not in {text}");
         }
         let sparse = || Kind { sparse_chunks: 3, ..Kind::default() }.value();
         let text = said(true, sparse(), sparse(), true);
         assert!(text.contains("file system is full") && !text.contains("balance"), "{text}");
+    }
+
+    #[test]
+    fn what_a_balance_brings_is_said_if_it_brings_anything() {
+        let of = |frees: u64| {
+            let (data, metadata) = (json!({ "frees": frees, "moves": 3 << 20 }), json!({}));
+            balance(&json!({ "balance": { "data": data, "metadata": metadata } }))
+        };
+        let text = of(1 << 30).unwrap();
+        assert!(text.contains("free 1.00GiB") && text.contains("move 3.00MiB"), "{text}");
+        assert_eq!(of(0), None);
+        // A daemon of another version says nothing about it.
+        assert_eq!(balance(&json!({})), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod assets;
 mod backup;
+mod balance;
 mod build;
 mod cat;
 pub(crate) mod check;
@@ -25,10 +26,13 @@ mod property;
 pub(crate) mod receive;
 mod reflink;
 mod rescue;
+mod resize;
 mod restore;
 mod rm;
 mod scrub;
+mod seed;
 mod send;
+mod shrink;
 mod stats;
 mod subvolume;
 mod sync;
@@ -40,6 +44,7 @@ use anyhow::Context;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Backup(Box<backup::Args>),
+    Balance(Box<balance::Args>),
     Build(Box<build::Args>),
     Mkfs(mkfs::Args),
     Mount(mount::Args),
@@ -64,6 +69,9 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     Check(check::Args),
     Scrub(scrub::Args),
+    Seed(seed::Args),
+    Resize(resize::Args),
+    Shrink(shrink::Args),
     Map(map::Args),
     Restore(restore::Args),
     Rescue(rescue::Args),
@@ -78,6 +86,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Result<()> {
     match command {
         Command::Backup(a) => backup::run(&a),
+        Command::Balance(a) => balance::run(&a),
         Command::Build(a) => {
             let map = a.map().map(|(image, picture)| map::Args::of(image, picture));
             map.as_ref().map_or(Ok(false), map::Args::is_html)?;
@@ -106,6 +115,9 @@ pub(crate) fn run(command: Command, whole: fn() -> clap::Command) -> anyhow::Res
         Command::Inspect(a) => inspect::run(&a),
         Command::Check(a) => check::run(&a),
         Command::Scrub(a) => scrub::run(&a),
+        Command::Seed(a) => seed::run(&a),
+        Command::Resize(a) => resize::run(&a),
+        Command::Shrink(a) => shrink::run(&a),
         Command::Map(a) => map::run(&a),
         Command::Receive(a) => receive::run(&a),
         Command::Reflink(a) => reflink::run(&a),

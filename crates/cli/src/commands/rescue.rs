@@ -1,13 +1,14 @@
 //! `larder rescue`: last resorts.
 
 use crate::failure::{Advise, usage};
-use crate::image::{Access, advise_content, open_device};
+use crate::image::{Access, advise_content, as_devices, open_devices};
 use crate::print;
 use crate::raw::{Problems, log};
 use anyhow::anyhow;
+use larder_format::Superblock;
 use larder_restore::{Options, Reader};
-use larder_volume::Device;
 use larder_volume::superblock::{SuperCopies, read_superblock, write_superblocks};
+use larder_volume::{Device, FileDevice};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -51,11 +52,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 const NAMED: usize = 20;
 
 fn zero_log(args: &ZeroLog) -> anyhow::Result<()> {
-    let device = open_device(&args.image, Access::Write)?;
+    let devices = open_devices(&args.image, Access::Write)?;
     let shown = args.image.display();
-    let mut superblock =
-        advise_content(read_superblock(device.as_ref()).could_not_run(), device.as_ref())?;
-    if superblock.metadata_dump().is_some() {
+    let read = |device: &Arc<FileDevice>| {
+        advise_content(read_superblock(&**device).could_not_run(), &**device)
+    };
+    let superblocks = devices.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+    let newest = superblocks.iter().map(|sb| sb.generation()).max().unwrap_or_default();
+    if superblocks.iter().any(|sb| sb.metadata_dump().is_some()) {
         return Err(anyhow!("{shown}: it is a metadata dump, and a dump is never written"))
             .hint(
                 "`larder inspect log` shows its log; drop that of the file system that the dump \
@@ -63,31 +67,34 @@ fn zero_log(args: &ZeroLog) -> anyhow::Result<()> {
             )
             .could_not_run();
     }
-    if superblock.log_root().is_none() {
+    // What an older device has is not replayed.
+    let is_replayed = |sb: &Superblock| sb.generation() == newest && sb.log_root().is_some();
+    if !superblocks.iter().any(|sb| is_replayed(sb)) {
         return print::line(&format!("{shown} has no log; nothing to do"));
     }
     let what = if args.force { "is lost" } else { "would be lost" };
-    print::line(&format!(
-        "what was fsynced after transaction {} {what}:",
-        superblock.generation()
-    ))?;
-    tell(device.clone())?;
+    print::line(&format!("what was fsynced after transaction {newest} {what}:"))?;
+    tell(&devices)?;
     if !args.force {
         return usage(format!(
             "nothing was changed: repeat with --force to drop the log of {shown}"
         ));
     }
-    superblock.set_log_root(None);
-    write_superblocks(device.as_ref(), &superblock, SuperCopies::All).could_not_run()?;
-    device.flush().could_not_run()?;
-    print::line(&format!("the log is gone; {shown} is at transaction {}", superblock.generation()))
+    for (device, mut superblock) in devices.iter().zip(superblocks) {
+        if is_replayed(&superblock) {
+            superblock.set_log_root(None);
+            write_superblocks(&**device, &superblock, SuperCopies::All).could_not_run()?;
+            device.flush().could_not_run()?;
+        }
+    }
+    print::line(&format!("the log is gone; {shown} is at transaction {newest}"))
 }
 
 /// Lists what the log holds, as far as it can be read.
-fn tell(device: Arc<dyn Device>) -> anyhow::Result<()> {
+fn tell(devices: &[Arc<FileDevice>]) -> anyhow::Result<()> {
     let problems = Problems::default();
     let options = Options { super_copy: None, scan: false };
-    let reader = Reader::open(device, options, &problems).could_not_run()?;
+    let reader = Reader::open_devices(as_devices(devices), options, &problems).could_not_run()?;
     for (subvol, inodes) in log::contents(&reader, &problems) {
         for (ino, logged) in inodes.iter().take(NAMED) {
             let names: Vec<String> = logged.names.iter().map(|n| print::name(n)).collect();

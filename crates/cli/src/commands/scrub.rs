@@ -1,15 +1,15 @@
 //! `larder scrub`: reads everything that is stored, and repairs what is bad from what is good.
 //!
 //! An image is scrubbed by this process. What is mounted is scrubbed by the daemon of the mount, in
-//! the background (`scrub_on_mount`). Here their state becomes text or JSON, and a verdict.
+//! the background (`on_mount::scrub`). Here their state becomes text or JSON, and a verdict.
 
-use crate::attach::ScrubOrder;
 use crate::failure::{Advise, usage};
 use crate::image::{
     Access, advise_content, advise_filesystem, as_devices, note_devices, open_devices,
 };
 use crate::interrupt::Interrupt;
-use crate::scrub_on_mount::Scrubbed;
+use crate::jobs::ScrubOrder;
+use crate::on_mount::scrub::Scrubbed;
 use crate::{devices, print, size};
 use anyhow::{anyhow, bail};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};

@@ -2,12 +2,12 @@
 //!
 //! Everything about streams is in [`larder_send`] and [`crate::streams`]. Here is which
 //! subvolumes are meant, and where the bytes go: never to a terminal. The stream of an image is
-//! made here. That of a mount is made by its daemon ([`send_on_mount`]).
+//! made here. That of a mount is made by its daemon ([`crate::on_mount::send`]).
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
+use crate::on_mount::send::{How, Paths, send_streams};
 use crate::print;
-use crate::send_on_mount::{self, How, Paths};
 use crate::streams::{self, Named, Wanted};
 use crate::subvolumes::{in_image, root_of};
 use crate::target::{Place, Target};
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             }
             let mut watch = |bytes| bar.set_message(crate::size::human(bytes));
             let how = How { protocol, options, joined: false };
-            send_on_mount::send(&paths, how, &mut *open_output(args)?, &mut watch)?
+            send_streams(&paths, how, &mut *open_output(args)?, &mut watch)?
         }
     };
     bar.finish_and_clear();

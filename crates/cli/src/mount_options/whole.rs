@@ -23,6 +23,7 @@ fn group(word: &str) -> Option<&'static str> {
         "compress" | "compress-force" => "compress",
         "discard" | "nodiscard" => "discard",
         "max_inline" => "max_inline",
+        "reclaim" => "reclaim",
         "nodatacow" | "datacow" => "nodatacow",
         "nodatasum" | "datasum" => "nodatasum",
         "direct" | "buffered" => "direct",
@@ -30,6 +31,7 @@ fn group(word: &str) -> Option<&'static str> {
         "tuning" => "tuning",
         "nosandbox" => "nosandbox",
         "nologreplay" | "norecovery" => "nologreplay",
+        "skip_balance" => "skip_balance",
         _ => return None,
     })
 }
@@ -58,12 +60,14 @@ pub(crate) fn settings(wishes: &MountWishes, block_device: bool) -> Settings {
         ("compress", compress),
         ("discard", either(discard, "discard", "nodiscard")),
         ("max_inline", format!("max_inline={max_inline}")),
+        ("reclaim", format!("reclaim={}", wishes.reclaim.unwrap_or(0))),
         ("nodatacow", either(wishes.no_data_cow, "nodatacow", "datacow")),
         ("nodatasum", either(wishes.no_data_sum, "nodatasum", "datasum")),
         ("direct", caching.to_owned()),
         ("notreelog", either(wishes.tuning.no_log, "notreelog", "treelog")),
         ("tuning", format!("{tuning:?}")),
         ("nosandbox", either(!wishes.sandbox, "nosandbox", "the sandbox")),
+        ("skip_balance", either(wishes.skip_balance, "skip_balance", "its balance goes on")),
         ("nologreplay", either(wishes.no_log_replay, "nologreplay", "its log replayed")),
     ]
     .map(|(name, value)| (name.to_owned(), value))
@@ -132,6 +136,7 @@ mod tests {
             ("compress=no", "compress-force=zstd", "compress=no / compress-force=zstd:3"),
             ("nodiscard", "", "nodiscard / discard"),
             ("max_inline=0", "", "max_inline=0 / max_inline=2048"),
+            ("reclaim=20", "", "reclaim=20 / reclaim=0"),
             ("nodatacow", "", "nodatacow / datacow"),
             ("datasum", "nodatasum", "datasum / nodatasum"),
             ("direct", "", "direct / neither direct nor buffered"),
@@ -139,6 +144,7 @@ mod tests {
             ("notreelog", "", "notreelog / treelog"),
             ("treelog", "notreelog", "treelog / notreelog"),
             ("nosandbox", "", "nosandbox / the sandbox"),
+            ("skip_balance", "", "skip_balance / its balance goes on"),
             ("ro,norecovery", "", "nologreplay / its log replayed"),
         ] {
             assert_eq!(differs(wanted, running).as_deref(), Some(want));

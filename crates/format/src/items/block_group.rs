@@ -5,6 +5,7 @@
 //! code asks [`Profile`] and keeps no table of its own.
 
 use super::exact;
+use crate::features::Incompat;
 use crate::{FIRST_CHUNK_OBJECTID, FormatError, FormatResult};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -101,6 +102,16 @@ impl Profile {
             Self::Raid10 => BlockGroupFlags::RAID10,
             Self::Raid5 => BlockGroupFlags::RAID5,
             Self::Raid6 => BlockGroupFlags::RAID6,
+        }
+    }
+    /// The feature that readers of such chunks have to know. Profiles that are as old as btrfs need
+    /// none.
+    #[must_use]
+    pub fn needs(self) -> Incompat {
+        match self {
+            Self::Raid5 | Self::Raid6 => Incompat::RAID56,
+            Self::Raid1c3 | Self::Raid1c4 => Incompat::RAID1C34,
+            _ => Incompat::empty(),
         }
     }
     /// Full copies of each byte; parity is not a copy.

@@ -12,6 +12,7 @@
 use crate::{FormatError, FormatResult};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+pub mod balance;
 pub mod block_group;
 pub mod chunk;
 pub mod dev;
@@ -27,9 +28,10 @@ pub mod root;
 pub mod space_cache;
 
 pub use crate::DevItem;
+pub use balance::{BalanceFilters, BalanceFlags, BalanceItem, FilterFlags};
 pub use block_group::{BlockGroupFlags, BlockGroupItem, Profile};
 pub use chunk::{Chunk, Stripe, encode_sys_array, parse_sys_array};
-pub use dev::{DevExtent, DevStats};
+pub use dev::{DevExtent, DevReplace, DevStats, ReplaceState};
 pub use dir::{DirEntries, DirEntryRef, DirLogIndex, FileType};
 pub use extent::{ExtentFlags, ExtentItem, ExtentRef, TreeBlockInfo, parse_keyed_refs};
 pub use file_extent::{Compression, ExtentKind, ExtentRecord, FileExtent, InlineExtent};

@@ -3,8 +3,9 @@
 use larder_format::items::dir::single_entry;
 use larder_format::items::free_space::check_bitmap;
 use larder_format::items::{
-    BlockGroupItem, Chunk, DevExtent, DevStats, DirEntries, DirLogIndex, ExtRefs, ExtentItem,
-    FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, keys, parse_keyed_refs,
+    BalanceItem, BlockGroupItem, Chunk, DevExtent, DevReplace, DevStats, DirEntries, DirLogIndex,
+    ExtRefs, ExtentItem, FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef, keys,
+    parse_keyed_refs,
 };
 use larder_format::{DevItem, FormatResult, Key, KeyType};
 use zerocopy::{FromBytes, IntoBytes};
@@ -60,7 +61,9 @@ pub(crate) fn reencode(key: &Key, bytes: &[u8]) -> Option<FormatResult<Vec<u8>>>
         KeyType::DEV_ITEM => DevItem::ref_from_bytes(bytes)
             .map(|i| i.as_bytes().to_vec())
             .map_err(|e| larder_format::FormatError::new(e.to_string())),
+        KeyType::TEMPORARY_ITEM => fixed(BalanceItem::parse(bytes).map(IntoBytes::as_bytes)),
         KeyType::PERSISTENT_ITEM => DevStats::parse(bytes).map(|s| s.as_bytes().to_vec()),
+        KeyType::DEV_REPLACE => fixed(DevReplace::parse(bytes).map(IntoBytes::as_bytes)),
         KeyType::CHUNK_ITEM => Chunk::parse(bytes).map(|c| c.encode()),
         KeyType::UUID_SUBVOL | KeyType::UUID_RECEIVED_SUBVOL => {
             keys::parse_uuid_item(bytes).map(|ids| keys::encode_uuid_item(&ids))

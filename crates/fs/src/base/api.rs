@@ -368,6 +368,9 @@ pub struct OpenOptions {
     pub no_data_cow: bool,
     /// New files have no checksums (`nodatasum`).
     pub no_data_sum: bool,
+    /// Chunks of data are freed in the background, of which less than so many percent are used. It
+    /// is looked for them as often as changes are committed by themselves. `None`: never.
+    pub reclaim: Option<u8>,
     /// Knobs for experiments and tests.
     pub tuning: Tuning,
 }
@@ -390,6 +393,7 @@ impl Default for OpenOptions {
             max_inline: MAX_INLINE,
             no_data_cow: false,
             no_data_sum: false,
+            reclaim: None,
             tuning: Tuning::default(),
         }
     }
@@ -455,11 +459,18 @@ pub struct MissingDevice {
     pub id: DeviceId,
     /// Its uuid.
     pub uuid: [u8; 16],
+    /// The file system to which it belongs ([`larder_format::Superblock::metadata_fsid`]), if it is
+    /// a seed.
+    pub seed: Option<[u8; 16]>,
 }
 
 impl fmt::Display for MissingDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {} ({})", self.id, uuid::Uuid::from_bytes(self.uuid))
+        write!(f, "device {} ({}", self.id, uuid::Uuid::from_bytes(self.uuid))?;
+        match self.seed {
+            Some(fsid) => write!(f, ", a seed: {})", uuid::Uuid::from_bytes(fsid)),
+            None => f.write_str(")"),
+        }
     }
 }
 

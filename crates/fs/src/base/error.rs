@@ -50,6 +50,9 @@ pub enum Error {
     /// No space for data or metadata.
     #[error("no space left")]
     NoSpace,
+    /// What is stored would not fit on the devices as they are to be.
+    #[error("{0}")]
+    DoesNotFit(String),
     /// Link count or hash bucket is full.
     #[error("too many links")]
     TooManyLinks,
@@ -84,6 +87,18 @@ pub enum Error {
     /// The object is in use in a way that forbids this.
     #[error("busy: {0}")]
     Busy(&'static str),
+    /// What a block group holds does not move: it is changed again and again while it is moved, or
+    /// something uses it that is not known.
+    #[error(
+        "block group {group} still holds {left} bytes that could not be moved; try again when \
+        less is written, and let larder check look at the file system if that does not help"
+    )]
+    NotEmptied {
+        /// The group.
+        group: Logical,
+        /// Bytes that it holds.
+        left: u64,
+    },
     /// An earlier write of this inode's data failed, and it has not been written again.
     #[error("an earlier write of this file's data failed")]
     DataLost,

@@ -61,6 +61,9 @@ mod checks {
         fn size(&self) -> u64 {
             self.0.size()
         }
+        fn measure(&self) -> io::Result<u64> {
+            self.0.measure()
+        }
         fn is_read_only(&self) -> bool {
             self.0.is_read_only()
         }

@@ -78,7 +78,7 @@ impl Frozen {
             }
             // The leaf may have been freed since the commit. Then there is nothing to learn.
             ExtentRef::SharedData { parent } => {
-                if let Ok(leaf) = self.core.store.at_address(parent) {
+                if let Ok(leaf) = self.core.store.at_address(parent, None) {
                     users_in(&leaf, at, limit, users);
                 }
             }

@@ -1,9 +1,10 @@
-//! Deleted subvolumes that still take space and wait to be dropped ([`crate::subvolume::drop`]).
+//! Trees that nothing needs any more and that wait to be dropped ([`crate::subvolume::drop`]):
+//! deleted subvolumes, and what Linux has left of a relocation.
 
 use crate::error::{Error, Place, Result};
 use crate::lock::{self, Condvar, Mutex, Wait};
-use crate::transaction::Ground;
-use larder_format::{Generation, TreeId};
+use crate::transaction::{DeadTree, Ground};
+use larder_format::Generation;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
@@ -18,19 +19,19 @@ pub(crate) struct Drops {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: BTreeMap<TreeId, Generation>,
+    waiting: BTreeMap<DeadTree, Generation>,
     /// Trees that could not be dropped. They stay for the next mount.
-    given_up: Vec<TreeId>,
+    given_up: Vec<DeadTree>,
     stop: bool,
 }
 
 impl Drops {
     /// The tree is dead from this transaction on.
-    pub(crate) fn add(&self, id: TreeId, since: Generation) {
-        self.queue.lock().waiting.insert(id, since);
+    pub(crate) fn add(&self, tree: DeadTree, since: Generation) {
+        self.queue.lock().waiting.insert(tree, since);
         self.changed.notify_all();
     }
-    /// How many subvolumes are deleted and still take space.
+    /// How many trees are dead and still take space.
     pub(crate) fn len(&self) -> usize {
         let queue = self.queue.lock();
         queue.waiting.len() + queue.given_up.len()
@@ -45,46 +46,48 @@ impl Drops {
         self.queue.lock().stop
     }
     /// Waits for a tree to drop. Returns it and the transaction since which it is dead, or `None`
-    /// if the thread is to end.
-    pub(crate) fn next(&self) -> Option<(TreeId, Generation)> {
+    /// if the thread is to end. The one that is dead for longest comes first: others may wait for
+    /// the commit that makes their death durable.
+    pub(crate) fn next(&self) -> Option<(DeadTree, Generation)> {
         let mut queue = self.queue.lock();
         loop {
             if queue.stop {
                 return None;
             }
-            if let Some((id, since)) = queue.waiting.iter().next() {
-                return Some((*id, *since));
+            if let Some((tree, since)) = queue.waiting.iter().min_by_key(|(_, since)| **since) {
+                return Some((*tree, *since));
             }
             self.changed.wait(&mut queue);
         }
     }
     /// What came of dropping a tree: `Some(true)` if it was dropped, `Some(false)` if the thread is
     /// to end first, `None` if it cannot be dropped.
-    pub(crate) fn done(&self, id: TreeId, dropped: Option<bool>) {
+    pub(crate) fn done(&self, tree: DeadTree, dropped: Option<bool>) {
         let mut queue = self.queue.lock();
         if dropped != Some(false) {
-            queue.waiting.remove(&id);
+            queue.waiting.remove(&tree);
         }
         if dropped.is_none() {
-            queue.given_up.push(id);
+            queue.given_up.push(tree);
         }
         self.changed.notify_all();
     }
-    /// Waits until there is nothing left to drop.
+    /// Waits until nothing is left to drop that was dead with the transaction `until`, which is
+    /// published or has been asked for.
     ///
     /// # Errors
     /// `ReadOnly` when writing has ended; `Corrupt` when some tree cannot be dropped.
-    pub(crate) fn wait(&self, ground: &Ground) -> Result<()> {
+    pub(crate) fn wait(&self, ground: &Ground, until: Generation) -> Result<()> {
         lock::before_waiting(Wait::Commit);
         let mut queue = self.queue.lock();
-        while !queue.waiting.is_empty() && !queue.stop {
+        while queue.waiting.values().any(|since| *since <= until) && !queue.stop {
             ground.check_writable()?;
             self.changed.wait(&mut queue);
         }
         match queue.given_up.first() {
             None => Ok(()),
-            Some(id) => {
-                Err(Error::corrupt(Place::tree(*id), "the deleted subvolume cannot be dropped"))
+            Some(tree) => {
+                Err(Error::corrupt(Place::tree(tree.id()), format!("the {tree} cannot be dropped")))
             }
         }
     }

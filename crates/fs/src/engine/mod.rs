@@ -7,6 +7,7 @@
 //! | module | decision it hides |
 //! |---|---|
 //! | `figures`, `fsyncs`, `reclaims` | how figures are gathered; those of the log and of reclaim |
+//! | `exclusive` | which of the long operations on chunks and devices runs |
 //! | `drops` | which deleted subvolumes wait to be dropped |
 //! | `fronts` | front ends of one engine, each with its own root and holds |
 //! | `changes` | what an inode remembers for the log |
@@ -28,6 +29,7 @@ pub(crate) mod compression;
 pub(crate) mod delalloc;
 pub(crate) mod draft;
 pub(crate) mod drops;
+pub(crate) mod exclusive;
 pub(crate) mod file_data;
 pub(crate) mod fronts;
 pub(crate) mod fsyncs;
@@ -38,7 +40,7 @@ mod links;
 pub(crate) mod reclaims;
 
 pub(crate) use inodes::{
-    Inode, PLACEHOLDER, Subvolume, WholeReader, lock_all, to_file_type, to_kind,
+    Inode, LockedExtents, PLACEHOLDER, Subvolume, WholeReader, lock_all, to_file_type, to_kind,
 };
 pub(crate) use links::Links;
 
@@ -68,6 +70,8 @@ pub(crate) struct Core {
     pub(crate) links: Links,
     /// Held while the shape of the tree of subvolumes changes.
     pub(crate) subvol_tree: Mutex<(), lock::SubvolTree>,
+    /// Which long operation on chunks or devices runs.
+    pub(crate) exclusive: exclusive::Slot,
     /// Held while a block group is relocated.
     pub(crate) relocation: Mutex<(), lock::Relocation>,
     /// Held during each step of dropping a tree, and during each batch of a relocation.
@@ -79,6 +83,9 @@ pub(crate) struct Core {
     /// The default subvolume, if it has been set.
     pub(crate) new_default: Mutex<Option<TreeId>, lock::DefaultSubvol>,
     pub(crate) fronts: Fronts,
+    /// Held, shared, by operations that store data which no transaction and no list of delayed data
+    /// knows of, until its extent has been entered.
+    pub(crate) storing: RwLock<(), lock::Storing>,
     /// Held, shared, while data is written over.
     pub(crate) in_place: RwLock<(), lock::InPlace>,
 }
@@ -98,12 +105,14 @@ impl Core {
             log_replayed: AtomicBool::new(false),
             links: Links::default(),
             subvol_tree: Mutex::default(),
+            exclusive: exclusive::Slot::default(),
             relocation: Mutex::default(),
             shared_blocks: Mutex::default(),
             next_subvol: AtomicU64::new(0),
             drops: Drops::default(),
             new_default: Mutex::default(),
             fronts: Fronts::default(),
+            storing: RwLock::default(),
             in_place: RwLock::default(),
         }
     }

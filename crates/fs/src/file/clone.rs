@@ -368,8 +368,11 @@ impl Sharing<'_> {
                 at = stop;
                 continue;
             }
-            if let Piece::Window(r) = &piece {
-                self.check_recorded(at, r)?;
+            if let Piece::Window(r) = &piece
+                && !self.is_recorded(at, r)?
+            {
+                // It has moved meanwhile, and its old place is free.
+                continue;
             }
             let reached = self.step(at..end)?;
             shared += reached - at;
@@ -408,11 +411,19 @@ impl Sharing<'_> {
         Ok(same.then_some(stop))
     }
 
-    /// The extent tree must know the extent. One more reference to an extent that it does not know
-    /// would fail only in the commit, and make all other changes fail with it.
-    fn check_recorded(&self, at: u64, r: &ExtentRecord) -> Result<()> {
+    /// Does the extent tree know the extent? One more reference to an extent that it does not know
+    /// would fail only in the commit, and make all other changes fail with it. False where the
+    /// source has another extent there by now.
+    ///
+    /// # Errors
+    /// `Corrupt` where the source still has this one.
+    fn is_recorded(&self, at: u64, r: &ExtentRecord) -> Result<bool> {
         if nocow::is_recorded(self.core, self.from, at, r)? {
-            return Ok(());
+            return Ok(true);
+        }
+        let (now, _) = piece(self.core, self.from, at..at + SECTOR)?;
+        if now.window().is_none_or(|now| now.disk_bytenr != r.disk_bytenr) {
+            return Ok(false);
         }
         let place =
             Place::item(self.from.id.subvol, extent_data_key(self.from.object(), FileOffset(at)));
@@ -466,7 +477,7 @@ impl Sharing<'_> {
         h: &mut Handle<'_>,
         range: Range<u64>,
     ) -> Result<(Piece, Range<u64>, Option<Guard>)> {
-        let _extents = self.from.data.lock_extents();
+        let _extents = self.from.lock_extents();
         if self.from.subvol.is_dead() {
             return Err(Error::NotFound);
         }
@@ -479,7 +490,7 @@ impl Sharing<'_> {
     /// Puts the content into a range of the target, and lets the target grow as far as it goes.
     /// Returns where that is.
     fn put(&self, h: &mut Handle<'_>, range: Range<u64>, content: New<'_>) -> Result<u64> {
-        let _extents = self.to.data.lock_extents();
+        let _extents = self.to.lock_extents();
         let reached = replace(h, self.to, range, content, &mut false)?;
         self.grow(h, reached)?;
         Ok(reached)

@@ -66,8 +66,11 @@ pub(crate) fn write(core: &Core, to: Position<'_>, data: &EncodedData<'_>) -> Re
         grow_with(core, inode, old..offset, again)?;
         settle(core, inode)?;
     }
-    let Some(run) = store(core, data)? else { return Ok(false) };
-    Encoded { core, inode, offset, end, run, data }.enter()?;
+    {
+        let _storing = core.storing.read();
+        let Some(run) = store(core, data)? else { return Ok(false) };
+        Encoded { core, inode, offset, end, run, data }.enter()?;
+    }
     core.step_done()?;
     Ok(true)
 }
@@ -179,7 +182,7 @@ impl Encoded<'_> {
         let mut h = core.begin(RESERVE_ITEMS + 2)?;
         h.need_incompat(property::incompat(self.data.compression).bits());
         let start = range.start;
-        let extents = inode.data.lock_extents();
+        let extents = inode.lock_extents();
         if create {
             // Readers that find the extent look for its checksums.
             h.add_csums(self.run.start, self.csums());

@@ -165,7 +165,7 @@ fn insert(core: &Core, inode: &Arc<Inode>, start: u64, run: Run) -> Result<()> {
     while at < end {
         let mut created = false;
         let outcome = core.begin(RESERVE_ITEMS).and_then(|mut h| {
-            let extents = inode.data.lock_extents();
+            let extents = inode.lock_extents();
             let new = New::Extent {
                 kind: ExtentKind::Prealloc,
                 at: run.start,
@@ -285,7 +285,7 @@ fn punch(core: &Core, inode: &Arc<Inode>, range: Range<u64>) -> Result<()> {
     let mut at = whole.start;
     while at < whole.end {
         let mut h = core.begin_deleting(RESERVE_ITEMS + 2)?;
-        let extents = inode.data.lock_extents();
+        let extents = inode.lock_extents();
         at = replace(&mut h, inode, at..whole.end, New::Hole, &mut false)?;
         drop((extents, h));
         core.step_done()?;

@@ -194,7 +194,7 @@ fn begin_behind_gap<'a>(
 ) -> Result<Handle<'a>> {
     may_wait()?;
     let mut h = begin_with(core, inode, (RESERVE_ITEMS, false), Some(admitted))?;
-    let _extents = inode.data.lock_extents();
+    let _extents = inode.lock_extents();
     cover(&mut h, inode, at)?;
     Ok(h)
 }

@@ -23,27 +23,68 @@ const PIECE: u64 = 4 << 20;
 /// Checksums, by the address of the first sector.
 pub(crate) type Sums = Vec<(Logical, Vec<u8>)>;
 
-/// Copies the bytes of an extent to another place. Sectors with a checksum are verified. Returns
-/// the checksums for the new place.
+/// Copies the bytes of extents to a new place, where they lie behind each other. Sectors with a
+/// checksum are verified. Returns the checksums for the new place. Where there is parity, nothing
+/// else may lie in the rows of the new place.
 ///
 /// # Errors
 /// `Corrupt` for a sector that matches its checksum in no copy; the device.
-pub(crate) fn copy_extent(core: &Core, from: Run, to: Logical) -> Result<Sums> {
+pub(crate) fn copy_extents(core: &Core, extents: &[Run], to: Run) -> Result<Sums> {
     let view = View::new(core);
+    let stripes = core.space.groups.find(to.start).and_then(|group| group.stripes());
     let mut sums = Vec::new();
-    let mut done = 0;
-    while done < from.len {
-        let piece = Run::new(from.start.plus(done), PIECE.min(from.len - done));
-        let found = view.pieces(core, piece)?;
-        let mut bytes = vec![0; usize::try_from(piece.len).expect("a few megabytes")];
-        read::read_moving(core, &view, piece, &found, &mut bytes)?;
-        core.volume.write_vectored(to.plus(done), &[IoSlice::new(&bytes)])?;
-        let moved = |at: Logical| to.plus(at.0 - from.start.0);
-        sums.extend(found.into_iter().map(|(at, sum)| (moved(at), sum)));
-        done += piece.len;
+    let mut sources = Sources { extents, done: 0 };
+    let mut at = to.start;
+    while at < to.end() {
+        let piece = Run::new(at, PIECE.min(to.end().0 - at.0));
+        // All that lies in a row is written in one step.
+        let piece = stripes.map_or(piece, |stripes| stripes.up_to_a_border(piece, to.end()));
+        let mut bytes = vec![0; index(piece.len)];
+        while at < piece.end() {
+            let source = sources.next(piece.end().0 - at.0);
+            let found = view.pieces(core, source)?;
+            let part = index(at.0 - piece.start.0)..index(at.0 - piece.start.0 + source.len);
+            read::read_moving(core, &view, source, &found, &mut bytes[part])?;
+            let moved = |from: Logical| at.plus(from.0 - source.start.0);
+            sums.extend(found.into_iter().map(|(from, sum)| (moved(from), sum)));
+            at = at.plus(source.len);
+        }
+        let slices = [IoSlice::new(&bytes)];
+        core.write_fresh(&[(piece.start, &slices[..])]).pop().unwrap_or(Ok(()))?;
+        core.volume.start_writeback(piece.start, piece.len);
     }
-    core.volume.start_writeback(to, from.len);
+    core.flushes.written();
     Ok(sums)
+}
+
+/// Extents that are read one after the other. Neighbours are read together.
+struct Sources<'a> {
+    extents: &'a [Run],
+    /// Bytes of the first extent that were read.
+    done: u64,
+}
+
+impl Sources<'_> {
+    /// The next run to read, of so many bytes at most. The caller knows that something is left.
+    fn next(&mut self, most: u64) -> Run {
+        let mut run = Run::new(self.extents[0].start.plus(self.done), 0);
+        while let Some(extent) = self.extents.first()
+            && extent.start.plus(self.done) == run.end()
+            && run.len < most
+        {
+            let some = (extent.len - self.done).min(most - run.len);
+            run.len += some;
+            self.done += some;
+            if self.done == extent.len {
+                (self.extents, self.done) = (&self.extents[1..], 0);
+            }
+        }
+        run
+    }
+}
+
+fn index(n: u64) -> usize {
+    usize::try_from(n).expect("a few megabytes")
 }
 
 /// Makes an item refer to the copy of its extent at `to`, if it still refers to the extent. Returns
@@ -60,7 +101,7 @@ pub(crate) fn point_to(
     from: Run,
     to: Logical,
 ) -> Result<bool> {
-    let _extents = inode.data.lock_extents();
+    let _extents = inode.lock_extents();
     let Some(item) = inode.subvol.get(core, key)? else { return Ok(false) };
     let Content::Stored(record) = Extent::parse(inode.id.subvol, item)?.content else {
         return Ok(false);
@@ -84,5 +125,6 @@ pub(crate) fn point_to(
         h.drop_data_ref(copy, user)?;
         return Err(e);
     }
+    inode.subvol.note_move();
     Ok(true)
 }

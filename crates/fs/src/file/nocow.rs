@@ -218,7 +218,7 @@ pub(super) fn write_in_place(handles: &mut Handles<'_>, item: &Item) -> Result<V
         }
         let core = handles.core;
         handles.get()?;
-        let extents = inode.data.lock_extents();
+        let extents = inode.lock_extents();
         let (found, stop) = stretch(core, inode, at..end)?;
         let range = at - start..stop - start;
         match found {

@@ -311,9 +311,16 @@ fn note(h: &mut Handle<'_>, inode: &Inode, c: &RefChange) -> Result<()> {
 pub(crate) struct LastRefs {
     refs: SmallVec<[RefChange; 4]>,
     reached: u64,
+    keys: SmallVec<[Key; 4]>,
+    /// How often data of the subvolume had moved before the items were read.
+    moves: u64,
 }
 
 impl LastRefs {
+    /// Nothing so far. The items are read after data has moved so often.
+    pub(crate) fn since(moves: u64) -> Self {
+        Self { moves, ..Self::default() }
+    }
     /// Takes what the next extent item of the file refers to.
     ///
     /// # Errors
@@ -322,6 +329,7 @@ impl LastRefs {
         let extent = Extent::parse(tree, item.clone())?;
         extent.follows(tree, self.reached)?;
         self.reached = extent.end;
+        self.keys.push(item.key);
         if let Some(r) = extent.stored().filter(|r| !r.is_hole()) {
             let offset = ref_offset(extent.start, r);
             let (at, len) = (r.disk_bytenr, r.disk_num_bytes);
@@ -341,13 +349,31 @@ impl LastRefs {
         inode: &Inode,
         edit: impl FnOnce(&mut Handle<'_>) -> Result<()>,
     ) -> Result<()> {
-        let _extents = inode.data.lock_extents();
-        note_all(h, inode, &self.refs)?;
+        let _extents = inode.lock_extents();
+        let again;
+        let refs = if inode.subvol.moves() == self.moves {
+            &self.refs
+        } else {
+            again = self.read_again(h, inode)?;
+            &again.refs
+        };
+        note_all(h, inode, refs)?;
         let done = edit(h);
         if done.is_err() {
-            take_back(h, inode, &self.refs)?;
+            take_back(h, inode, refs)?;
         }
         done
+    }
+    /// The same items, as they are now.
+    fn read_again(&self, h: &Handle<'_>, inode: &Inode) -> Result<Self> {
+        let version = inode.subvol.version(h.ground);
+        let mut now = Self::since(inode.subvol.moves());
+        for key in &self.keys {
+            if let Some(item) = version.get(key)? {
+                now.add(inode.subvol.id, &item)?;
+            }
+        }
+        Ok(now)
     }
 }
 
@@ -491,6 +517,7 @@ pub(super) fn replace(
             && range.end.is_multiple_of(SECTOR),
         "{range:?}"
     );
+    let moves = inode.subvol.moves();
     let version = inode.subvol.version(h.ground);
     let mut cursor = ExtentCursor::new(&version, inode.object(), range.start)?;
     let mut plan = Plan::default();
@@ -511,6 +538,10 @@ pub(super) fn replace(
     replaced.put(&mut plan, inode, new, created);
     let reached = plan.reached;
     drop((cursor, before, version));
+    if fault!(h.ground.options.tuning, RelocationBesideEdits) {
+        let has_moved = |()| inode.subvol.moves() != moves;
+        let _ = (0..100_000).map(|_| std::thread::yield_now()).find(|()| has_moved(()));
+    }
     plan.apply(h, inode, start..reached)?;
     Ok(reached)
 }

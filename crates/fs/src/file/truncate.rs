@@ -18,9 +18,8 @@ use super::dirty::index;
 use super::extents::{Content, ExtentCursor, MAX_FILE_SIZE, SECTOR, ceil, floor};
 use super::replace::{MAX_ITEMS, New, RESERVE_ITEMS, cover, replace};
 use crate::api::past_no_return;
-use crate::engine::{Core, Inode};
+use crate::engine::{Core, Inode, LockedExtents};
 use crate::error::{Error, Place, Result};
-use crate::lock::Locked;
 use crate::transaction::Handle;
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, InlineExtent};
@@ -103,7 +102,7 @@ pub(super) fn grow_with(
     let mut h = begin_with(core, inode, (RESERVE_ITEMS, false), admitted)?;
     let _waiting_is_allowed = past_no_return();
     {
-        let _extents = inode.data.lock_extents();
+        let _extents = inode.lock_extents();
         cover(&mut h, inode, added.end)?;
     }
     // Before the bytes are taken in: write-back must not believe that the file may still lie in its
@@ -184,7 +183,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
         let _waiting_is_allowed = past_no_return();
         // Nothing can complete while this is held, but data that was dirty may have completed
         // before.
-        let extents = inode.data.lock_extents();
+        let extents = inode.lock_extents();
         if last != few_behind(core, inode, ceil(size))? {
             continue;
         }
@@ -217,7 +216,7 @@ fn shrink_step(core: &Core, inode: &Arc<Inode>, size: u64) -> Result<bool> {
 }
 
 /// A transaction handle, and the extent lock that was taken with it in hand.
-type Held<'a> = (Handle<'a>, Locked<'a, ()>);
+type Held<'a> = (Handle<'a>, LockedExtents<'a>);
 
 /// Drops all extents behind `start`.
 fn drop_behind<'a>(
@@ -233,7 +232,7 @@ fn drop_behind<'a>(
             drop((extents, h));
             core.step_done()?;
             h = core.begin_deleting(RESERVE_ITEMS + 2)?;
-            extents = inode.data.lock_extents();
+            extents = inode.lock_extents();
         }
     }
     drop(extents);

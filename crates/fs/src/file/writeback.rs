@@ -457,7 +457,7 @@ fn cover_lost(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     }
     let inode = &item.submission.inode;
     let h = handles.get()?;
-    let _extents = inode.data.lock_extents();
+    let _extents = inode.lock_extents();
     cover(h, inode, item.submission.in_flight.taken.end)
 }
 
@@ -482,7 +482,7 @@ fn insert_together(handles: &mut Handles<'_>, items: &[Item]) -> usize {
     }
     let core = handles.core;
     let Ok(h) = handles.get_for(fresh.len()) else { return 0 };
-    let extents = inode.data.lock_extents();
+    let extents = inode.lock_extents();
     let mut noted = 0;
     let count = fill_holes(h, &inode, &fresh, |h, count| {
         noted = count;
@@ -540,7 +540,7 @@ fn insert_piece(handles: &mut Handles<'_>, item: &mut Item, i: usize) -> Result<
     let (mut at, mut create) = (range.start, true);
     while at < range.end {
         let h = handles.get()?;
-        let extents = inode.data.lock_extents();
+        let extents = inode.lock_extents();
         // Readers that find the extent look for its checksums.
         if let Some(csums) = csums.take() {
             h.add_csums(run.start, csums);
@@ -604,7 +604,7 @@ fn insert_inline(handles: &mut Handles<'_>, item: &Item) -> Result<()> {
     let core = handles.core;
     let h = handles.get()?;
     h.need_incompat(property::incompat(compression).bits());
-    let extents = inode.data.lock_extents();
+    let extents = inode.lock_extents();
     let mut created = false;
     let new = New::Inline { data, ram_bytes: in_flight.size, compression };
     replace(h, inode, 0..SECTOR, new, &mut created)?;

@@ -24,6 +24,8 @@ pub(super) struct Members {
     name: String,
     stale: Vec<StaleDevice>,
     degraded: bool,
+    /// The file system is being built upon seeds, and no tree knows of that yet.
+    is_new: bool,
 }
 
 /// What came of the comparison with the chunk tree.
@@ -31,8 +33,8 @@ pub(super) struct Members {
 pub(super) struct Compared {
     pub(super) missing: Vec<MissingDevice>,
     pub(super) stale: Vec<StaleDevice>,
-    /// Devices that are behind and have no mark.
-    pub(super) unmarked: bool,
+    /// Items of devices do not say yet that these are behind, or have left the others.
+    pub(super) outdated: bool,
 }
 
 impl Members {
@@ -46,10 +48,21 @@ impl Members {
         Self {
             found: found.devices.clone(),
             count: found.superblock.num_devices(),
-            name: found.devices.first().map_or_else(String::new, |f| f.device.name()),
+            name: found.first().device.name(),
             stale: found.stale().map(stale).collect(),
             degraded,
+            is_new: false,
         }
+    }
+
+    /// Devices of which no tree knows yet that they belong together.
+    pub(super) fn of_new(found: &Assembly) -> Self {
+        Self { is_new: true, ..Self::new(found, false) }
+    }
+
+    /// Is the file system only being made?
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// Is there, or should there be, more than one device?
@@ -64,7 +77,7 @@ impl Members {
     /// `Volume` when devices are missing and that was not allowed, and when one does not belong to
     /// the file system any more; `Corrupt` for items that cannot be right.
     pub(super) fn compare(&self, chunks: &Version, sb: &Superblock) -> Result<Compared> {
-        if !self.are_several() {
+        if self.is_new || !self.are_several() {
             return Ok(Compared::default());
         }
         let items = device_items(chunks)?;
@@ -78,35 +91,54 @@ impl Members {
         }
         for found in &self.found {
             let item = items.iter().find(|item| item.devid.get() == found.id.0);
-            is_member(found, item, sb)?;
+            let item = is_member(found, item, sb)?;
+            is_joined(found, item, sb)?;
         }
-        let is_here = |item: &&DevItem| self.found.iter().any(|f| f.id.0 == item.devid.get());
-        let missing: Vec<MissingDevice> = items
-            .iter()
-            .filter(|item| !is_here(item))
-            .map(|item| MissingDevice { id: DeviceId(item.devid.get()), uuid: item.uuid })
-            .collect();
+        let missing = self.missing_of(&items, sb);
         if missing.is_empty() || self.degraded {
             let stale = self.stale_by(&items, sb);
-            let has_mark =
-                |s: &StaleDevice| items.iter().any(|i| i.devid == s.id.0 && i.generation != 0);
-            let unmarked = !stale.iter().all(has_mark);
-            return Ok(Compared { missing, stale, unmarked });
+            let has_mark = |s: &StaleDevice| mark(&items, s.id, sb).is_some();
+            let outdated = !stale.iter().all(has_mark) || !self.know_who_left(&items, sb);
+            return Ok(Compared { missing, stale, outdated });
         }
         let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
         let what = format!("{} missing", are(&names));
         Err(VolumeError::Missing { device: self.name.clone(), what }.into())
     }
 
+    /// Devices that have an item and are not there.
+    pub(super) fn missing_of(&self, items: &[DevItem], sb: &Superblock) -> Vec<MissingDevice> {
+        let fsid = sb.metadata_fsid();
+        let is_here = |item: &&DevItem| self.found.iter().any(|f| f.id.0 == item.devid.get());
+        let missing = |item: &DevItem| MissingDevice {
+            id: DeviceId(item.devid.get()),
+            uuid: item.uuid,
+            seed: item.is_seed_of(&fsid).then_some(item.fsid),
+        };
+        items.iter().filter(|item| !is_here(item)).map(missing).collect()
+    }
+
+    /// Devices that have no item, and an older superblock than others.
+    pub(super) fn former(&self, items: &[DevItem], sb: &Superblock) -> Vec<DeviceId> {
+        let has_item = |found: &Found| items.iter().any(|item| item.devid.get() == found.id.0);
+        let is_older = |found: &Found| found.generation < sb.generation();
+        let former = self.found.iter().filter(|f| f.seed.is_none() && is_older(f) && !has_item(f));
+        former.map(|found| found.id).collect()
+    }
+
+    /// Do the items say of all devices that are missing, and of no other, that they left?
+    fn know_who_left(&self, items: &[DevItem], sb: &Superblock) -> bool {
+        let fsid = sb.metadata_fsid();
+        let is_here = |item: &DevItem| self.found.iter().any(|f| f.id.0 == item.devid.get());
+        let mut own = items.iter().filter(|item| !item.is_seed_of(&fsid));
+        own.all(|item| is_here(item) != item.left().is_some())
+    }
+
     /// Devices that are behind, by their superblocks or by their items.
     fn stale_by(&self, items: &[DevItem], sb: &Superblock) -> Vec<StaleDevice> {
-        let mark = |id: DeviceId| {
-            let item = items.iter().find(|item| item.devid == id.0 && item.generation != 0);
-            item.map(|item| Generation(item.generation.get()))
-        };
         let mut stale = self.stale.clone();
         for found in &self.found {
-            let Some(generation) = mark(found.id) else { continue };
+            let Some(generation) = mark(items, found.id, sb) else { continue };
             match stale.iter_mut().find(|s| s.id == found.id) {
                 Some(known) => known.generation = known.generation.min(generation),
                 None => stale.push(StaleDevice {
@@ -116,6 +148,12 @@ impl Members {
                     newest: sb.generation(),
                 }),
             }
+        }
+        // One that left the others was away while they were written; of another one with the same
+        // last commit that is not known.
+        let has_left = |id: DeviceId| items.iter().any(|i| i.devid == id.0 && i.left().is_some());
+        for one in stale.iter_mut().filter(|s| has_left(s.id)) {
+            one.generation = Generation(one.generation.0.saturating_sub(1));
         }
         stale.sort_unstable_by_key(|s| s.id);
         stale
@@ -181,15 +219,30 @@ pub(super) fn go_on_counting(devices: &Version, volume: &Volume) -> Result<()> {
     })
 }
 
-/// Is this device the one that the chunk tree means?
-fn is_member(found: &Found, item: Option<&DevItem>, sb: &Superblock) -> Result<()> {
+/// The mark of a device in the chunk tree, if it is behind.
+fn mark(items: &[DevItem], id: DeviceId, sb: &Superblock) -> Option<Generation> {
+    items.iter().find(|item| item.devid == id.0)?.mark(&sb.metadata_fsid())
+}
+
+/// The item of this device, if it is the one that the chunk tree means.
+fn is_member<'i>(found: &Found, item: Option<&'i DevItem>, sb: &Superblock) -> Result<&'i DevItem> {
+    let fsid = Uuid::from_bytes(sb.metadata_fsid());
     let what = match item {
+        None if let Some(seed) = found.seed => format!(
+            "it is a seed, of file system {seed}, and file system {fsid} is not built upon it"
+        ),
         None => format!(
             "it was device {}, which the file system does not have any more (its superblock is of \
                 generation {}, the newest of {})",
             found.id,
             found.generation,
             sb.generation()
+        ),
+        Some(item) if item.fsid != *found.seed.unwrap_or(fsid).as_bytes() => format!(
+            "it is a device of file system {}, but device {} should be one of file system {}",
+            found.seed.unwrap_or(fsid),
+            found.id,
+            Uuid::from_bytes(item.fsid)
         ),
         Some(item) if item.uuid != *found.uuid.as_bytes() => format!(
             "it says that it is device {}, but that one has the uuid {}, and this one {}",
@@ -204,9 +257,30 @@ fn is_member(found: &Found, item: Option<&DevItem>, sb: &Superblock) -> Result<(
             found.id,
             found.device.size()
         ),
-        Some(_) => return Ok(()),
+        Some(item) if found.seed.is_some() && item.generation.get() != found.generation.0 => {
+            format!(
+                "the file system is built upon this seed as it was in generation {}, but it is of \
+                    generation {} now",
+                item.generation, found.generation
+            )
+        }
+        Some(item) => return Ok(item),
     };
     Err(VolumeError::Corrupt { device: found.device.name(), what }.into())
+}
+
+/// Was this device written only together with those that have the newest superblock? It may have
+/// missed commits: those after it left them, or that with which a history began.
+fn is_joined(found: &Found, item: &DevItem, sb: &Superblock) -> Result<()> {
+    let began = sb.history_began();
+    let was_with_them = match item.left() {
+        Some(left) => found.history == left && found.written <= began,
+        None => found.written < began,
+    };
+    if found.seed.is_some() || found.history == sb.history() || was_with_them {
+        return Ok(());
+    }
+    Err(VolumeError::apart(&*found.device, found.id, sb.device_id()).into())
 }
 
 /// A list of names, and the verb.

@@ -2,6 +2,7 @@
 
 use super::stats::Stats;
 use crate::api::{FsInfo, InodeId, OpenOptions, StatFs, SubvolChoice};
+use crate::balance::Reclaim;
 use crate::engine::Core;
 use crate::engine::fronts::FrontId;
 use crate::error::{Error, Result};
@@ -36,6 +37,7 @@ pub struct Filesystem {
 struct Engine {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>, lock::Threads>,
+    reclaim: Mutex<Option<Reclaim>, lock::Threads>,
 }
 
 impl Filesystem {
@@ -54,20 +56,34 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::open`]; devices that do not belong together, and missing ones, are named.
     pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
-        let core = Core::open(devices, options)?;
+        Self::on(Core::open(devices, options)?)
+    }
+
+    /// Puts an engine to work.
+    pub(crate) fn on(core: Arc<Core>) -> Result<Arc<Self>> {
         if !core.options.no_log_replay {
             crate::log::replay(&core)?;
         }
         let root = core.mount_root(&core.options.subvol)?;
-        let engine = Arc::new(Engine { core: core.clone(), threads: Mutex::default() });
+        let engine = Arc::new(Engine {
+            core: core.clone(),
+            threads: Mutex::default(),
+            reclaim: Mutex::default(),
+        });
         let fs = Arc::new(Self { core: core.clone(), root, front: core.fronts.join(root), engine });
         if core.read_only.is_none() {
             fs.start_threads()?;
             crate::inode::orphan::clean_up_after_crash(&core)?;
+            crate::relocate::clean_leftovers(&core)?;
             // Until there is a mark, a device that is behind gets no superblock.
-            if core.marks_changed.load(Ordering::Acquire) {
+            if core.items_changed.load(Ordering::Acquire) {
                 core.touch()?;
                 core.commit()?;
+            }
+            if let (Some(percent), Some(interval)) =
+                (core.options.reclaim, core.options.commit_interval)
+            {
+                *fs.engine.reclaim.lock() = Some(Reclaim::start(&core, percent, interval)?);
             }
         }
         Ok(fs)
@@ -180,6 +196,8 @@ impl Filesystem {
     pub fn info(&self) -> FsInfo {
         let core = &self.core;
         let waiting = core.txns.running().label.lock().clone();
+        // They look at the map of the devices, which comes before the superblock.
+        let (missing_devices, lost_chunks) = (core.missing_devices().collect(), core.lost_chunks());
         let sb = core.superblock.lock();
         let end = sb.label.iter().position(|b| *b == 0).unwrap_or(sb.label.len());
         FsInfo {
@@ -195,9 +213,9 @@ impl Filesystem {
             has_unreplayed_log: sb.log_root.get() != 0
                 && !core.log_replayed.load(Ordering::Relaxed),
             metadata_dump: sb.metadata_dump().is_some(),
-            missing_devices: core.missing_devices.clone(),
+            missing_devices,
             stale_devices: self.devices_behind(),
-            lost_chunks: core.lost_chunks.clone(),
+            lost_chunks,
         }
     }
 
@@ -219,6 +237,12 @@ impl Filesystem {
             delayed: self.core.data.delayed_bytes(),
             ..self.core.space.usage(self.core.item_cost(8))
         }
+    }
+
+    /// Which of the long operations on chunks and devices runs, of which there is one at a time.
+    #[must_use]
+    pub fn exclusive_operation(&self) -> crate::Exclusive {
+        self.core.exclusive.now()
     }
 
     /// Counters.
@@ -282,6 +306,7 @@ impl Filesystem {
     /// # Errors
     /// Those of [`Filesystem::sync`]; the threads are ended in any case.
     pub fn close(&self) -> Result<()> {
+        self.engine.stop_reclaim();
         let done = match (&self.core.read_only, self.core.txns.failure()) {
             (Some(_), _) => Ok(()),
             (None, Some(why)) => Err(Error::ReadOnly(Some(why))),
@@ -309,7 +334,12 @@ impl Engine {
         self.threads.lock().push(thread);
         Ok(())
     }
+    fn stop_reclaim(&self) {
+        let reclaim = self.reclaim.lock().take();
+        reclaim.into_iter().for_each(Reclaim::end);
+    }
     fn stop_threads(&self) {
+        self.stop_reclaim();
         self.core.drops.stop();
         self.core.txns.stop();
         self.core.data.stop();

@@ -5,16 +5,21 @@
 //! FUSE look-up count). An inode without names is deleted when its last hold goes. Opening, syncing
 //! and closing are in `lifecycle`.
 
+mod balances;
 mod commit_source;
+mod device_changes;
 mod device_states;
 mod devices;
+mod left;
 mod lifecycle;
 mod open;
+mod replacement;
 mod stats;
 mod subvolumes;
 
 pub use device_states::{DeviceErrors, DeviceFigures, DeviceState};
 pub use lifecycle::Filesystem;
+pub use open::{former_devices, missing_devices};
 pub use stats::{MemoryStats, MemoryUse, Stats};
 
 use crate::completion::{self, Completion};

@@ -7,7 +7,9 @@
 
 use super::commit_source::gathered;
 use super::devices::{Compared, Members, go_on_counting, lost_chunks};
-use crate::api::{InodeId, OpenOptions, SubvolChoice};
+use super::left::Left;
+use crate::api::{InodeId, MissingDevice, OpenOptions, SubvolChoice};
+use crate::balance;
 use crate::budget::Budget;
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
@@ -16,6 +18,7 @@ use crate::lock::Mutex;
 use crate::space::Pinned;
 use crate::space::alloc::Allocator;
 use crate::space::chunks::mapped;
+use crate::space::device_items;
 use crate::transaction::early_flush::Flushes;
 use crate::transaction::{
     Ground, SuperblockWritten, Superblocks, Transactions, find_root, root_pointer,
@@ -23,17 +26,19 @@ use crate::transaction::{
 use crate::tree::{
     BlockReader, Epoch, Epochs, NodeFormat, NodeStore, Pointer, Roots, Tree, TreeStats, Version,
 };
-use larder_format::features::{CompatRo, Incompat};
+use larder_format::features::CompatRo;
 use larder_format::items::{Chunk, DirEntries};
 use larder_format::node::NodeView;
 use larder_format::{
-    CsumType, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support, TreeId, csum,
+    CsumType, DevItem, DeviceId, Generation, Key, KeyType, Logical, ObjectId, Superblock, Support,
+    TreeId, csum,
 };
 use larder_volume::{
     Assembly, Device, ErrorKind, Volume, VolumeError, VolumeResult, read_superblock, unflattened,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
+use uuid::Uuid;
 
 #[derive(Debug)]
 struct VolumeReader(Arc<Volume>);
@@ -127,7 +132,12 @@ fn chunk_root(sb: &Superblock) -> Pointer {
 
 /// What the nodes of this image have in common. The chunk tree's uuid is only in nodes, so the root
 /// of the chunk tree is read for it.
-fn node_format(volume: &Volume, sb: &Superblock, csum: CsumType) -> Result<NodeFormat> {
+fn node_format(
+    volume: &Volume,
+    sb: &Superblock,
+    csum: CsumType,
+    seeds: Vec<[u8; 16]>,
+) -> Result<NodeFormat> {
     let root = chunk_root(sb).at;
     let mut head = vec![0u8; sb.nodesize.get() as usize];
     let mut readable = volume.read_block(root, &mut head, 0);
@@ -138,11 +148,10 @@ fn node_format(volume: &Volume, sb: &Superblock, csum: CsumType) -> Result<NodeF
         readable = volume.read_block(root, &mut head, copy);
     }
     readable?;
-    let incompat = Incompat::from_bits_retain(sb.incompat_flags.get());
-    let other = incompat.contains(Incompat::METADATA_UUID);
     Ok(NodeFormat {
         nodesize: sb.nodesize.get(),
-        fsid: if other { sb.metadata_uuid } else { sb.fsid },
+        fsid: sb.metadata_fsid(),
+        seeds,
         chunk_tree_uuid: NodeView(&head).header().chunk_tree_uuid,
         names_hidden: sb.metadata_dump().is_some(),
     })
@@ -163,7 +172,7 @@ impl Trees<'_> {
     fn map_chunks(&self, volume: &Volume, sb: &Superblock, members: &Members) -> Result<Compared> {
         let chunks = self.at(ObjectId::CHUNK_TREE, chunk_root(sb)).version(self.epochs.enter());
         let compared = members.compare(&chunks, sb)?;
-        compared.stale.iter().for_each(|stale| volume.set_behind(stale.id));
+        compared.stale.iter().for_each(|stale| volume.set_behind(stale.id, stale.generation));
         read_chunks(volume, &chunks)?;
         members.suffice(volume)?;
         Ok(compared)
@@ -202,6 +211,58 @@ impl Trees<'_> {
     }
 }
 
+/// The fsids of the seeds among these devices.
+fn seeds_of(found: &Assembly) -> Vec<[u8; 16]> {
+    found.seeds().filter_map(|f| f.seed).map(Uuid::into_bytes).collect()
+}
+
+/// Devices that a file system has and that are not among these. What says so is its chunk tree, so
+/// those that have it must be there.
+///
+/// # Errors
+/// As [`crate::Filesystem::open_devices`].
+pub fn missing_devices(devices: Vec<Arc<dyn Device>>) -> Result<Vec<MissingDevice>> {
+    let (members, items, sb) = listed_devices(devices)?;
+    Ok(members.missing_of(&items, &sb))
+}
+
+/// Those of these devices that have left their file system, by their numbers: its chunk tree does
+/// not have them any more, and their superblocks are older. A removal that a power cut has ended
+/// leaves such a device.
+///
+/// # Errors
+/// As [`crate::Filesystem::open_devices`].
+pub fn former_devices(devices: Vec<Arc<dyn Device>>) -> Result<Vec<DeviceId>> {
+    let (members, items, sb) = listed_devices(devices)?;
+    Ok(members.former(&items, &sb))
+}
+
+/// What devices say, and the items of the chunk tree that they have.
+fn listed_devices(
+    devices: Vec<Arc<dyn Device>>,
+) -> Result<(Members, Vec<DevItem>, Box<Superblock>)> {
+    let found = Assembly::of(devices)?;
+    let (sb, seeds) = (found.superblock.clone(), seeds_of(&found));
+    let members = Members::new(&found, true);
+    let csum = CsumType::from_disk(sb.csum_type.get())
+        .map_err(|e| superblock_error(&*found.first().device, e))?;
+    let volume = Arc::new(Volume::open(found, true)?);
+    members.suffice(&volume)?;
+    let store = Arc::new(NodeStore::new(
+        Arc::new(VolumeReader(volume.clone())),
+        node_format(&volume, &sb, csum, seeds)?,
+        csum,
+        Generation(sb.generation.get()),
+        Budget::of(0).nodes,
+        false,
+    ));
+    let (stats, epochs) = (Arc::new(TreeStats::default()), Epochs::new());
+    let trees = Trees { store: &store, stats: &stats, epochs: &epochs };
+    let chunks = trees.at(ObjectId::CHUNK_TREE, chunk_root(&sb)).version(epochs.enter());
+    let items = device_items(&chunks)?;
+    Ok((members, items, sb))
+}
+
 impl Core {
     /// Opens the file system on these devices.
     pub(crate) fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Arc<Self>> {
@@ -213,11 +274,28 @@ impl Core {
             devices.map(|device| if is_deaf { crate::tuning::deaf(device) } else { device });
         let mut found = Assembly::of(devices)?;
         if fault!(options.tuning, StaleSuperblock) {
-            found.superblock = read_superblock(&*found.devices[0].device)?;
+            found.superblock = read_superblock(&*found.first().device)?;
         }
-        let sb = found.superblock.clone();
         let members = Members::new(&found, options.degraded);
-        let first = found.devices[0].device.clone();
+        Self::open_assembly(found, members, options)
+    }
+
+    /// Opens a file system that is being built upon seeds. Its first commit has to make it known to
+    /// the trees.
+    pub(crate) fn open_new(found: Assembly, options: OpenOptions) -> Result<Arc<Self>> {
+        let members = Members::of_new(&found);
+        Self::open_assembly(found, members, Arc::new(options))
+    }
+
+    fn open_assembly(
+        mut found: Assembly,
+        members: Members,
+        options: Arc<OpenOptions>,
+    ) -> Result<Arc<Self>> {
+        let left = Left::of(&mut found, options.degraded);
+        let sb = found.superblock.clone();
+        let seeds = seeds_of(&found);
+        let first = found.first().device.clone();
         let device = first.as_ref();
         let read_only = writability(device, &sb, &options)?;
         let csum =
@@ -227,7 +305,7 @@ impl Core {
         let generation = Generation(sb.generation.get());
         let store = Arc::new(NodeStore::new(
             Arc::new(VolumeReader(volume.clone())),
-            node_format(&volume, &sb, csum)?,
+            node_format(&volume, &sb, csum, seeds)?,
             csum,
             generation,
             Budget::of(options.cache_size).nodes,
@@ -243,11 +321,20 @@ impl Core {
             volume.may_be_written().map_err(how_to_read)?;
             check_finished(device, &roots, &epochs.enter())?;
         }
+        let replacement =
+            left.replacement(&roots.dev.version(epochs.enter()), &volume, read_only.is_none())?;
         let space = Allocator::load(&sb, &options, &volume, &roots, &epochs)?;
+        let balance_is_paused =
+            go_on_converting(&roots.root.version(epochs.enter()), &space, &options)?;
         let txns = Transactions::new(generation, roots.extent.root(), roots.csum.root(), gathered);
         let chunks = roots.chunk.version(epochs.enter());
         let behind = compared.stale.iter().map(|s| (s.id, s.generation)).collect();
-        let superblocks = Superblocks::new(sb.clone(), &chunks, behind)?;
+        let superblocks = if members.is_new() {
+            Superblocks::of_new(sb.clone())
+        } else {
+            Superblocks::new(sb.clone(), &chunks, behind)?
+        };
+        let superblocks = superblocks.with_target(replacement.target());
         drop(chunks);
         let superblock_written = SuperblockWritten { generation, superblocks, logs: 0 };
         let lost_chunks = lost_chunks(&volume);
@@ -265,7 +352,8 @@ impl Core {
             read_only,
             missing_devices: compared.missing,
             stale_devices: compared.stale,
-            marks_changed: AtomicBool::new(compared.unmarked),
+            replacement,
+            items_changed: AtomicBool::new(compared.outdated),
             lost_chunks,
             superblock: Mutex::new(sb),
             fake_time: AtomicU64::new(0),
@@ -275,17 +363,25 @@ impl Core {
             flushes,
             above: OnceLock::new(),
         };
-        ground.agree_on_superblock()?;
-        Ok(Self::on_ground(ground))
+        if !members.is_new() {
+            ground.agree_on_superblock()?;
+        }
+        Ok(Self::on_ground(ground, balance_is_paused))
     }
 
     /// An engine on this ground, to which both what commits need from above and the reclaimer
     /// belong.
-    fn on_ground(ground: Ground) -> Arc<Self> {
+    fn on_ground(ground: Ground, balance_is_paused: bool) -> Arc<Self> {
         let core = Arc::new(Self::new(ground, crate::file::one_batch));
         let above: Weak<Self> = Arc::downgrade(&core);
         core.above.set(above).expect("a new ground has nothing above it");
+        if core.replacement.under_way().is_some() {
+            core.exclusive.found_suspended_replacement();
+        }
         core.space.accounts.set_reclaim(Box::new(Reclaimer::new(&core)));
+        if balance_is_paused {
+            core.exclusive.found_paused_balance();
+        }
         core
     }
 
@@ -344,6 +440,21 @@ impl Core {
     }
 }
 
+/// Is a balance under way? Then new chunks get the profiles to which it converts.
+fn go_on_converting(names: &Version, space: &Allocator, options: &OpenOptions) -> Result<bool> {
+    let paused = match balance::stored(names) {
+        // It says nothing about what can be read.
+        Err(e) if options.read_only => {
+            tracing::warn!("what is said about a balance is not understood: {e}");
+            None
+        }
+        other => other?,
+    };
+    let remembered = paused.as_ref().filter(|_| !fault!(options.tuning, BalanceForgetsProfiles));
+    remembered.inspect(|wish| balance::go_on_converting(space, wish));
+    Ok(paused.is_some())
+}
+
 /// Maps all chunks of the chunk tree.
 fn read_chunks(volume: &Volume, chunks: &Version) -> Result<()> {
     let from = Key::new(ObjectId::FIRST_CHUNK_TREE, KeyType::CHUNK_ITEM, 0);
@@ -384,15 +495,6 @@ fn check_finished(device: &dyn Device, roots: &Roots, epoch: &Epoch) -> Result<(
 /// keep.
 fn unfinished(roots: &Roots, epoch: &Epoch) -> Result<Option<String>> {
     let names = &roots.root.version(epoch.clone());
-    let first = |version: &Version, id: ObjectId, kind: KeyType| -> Result<bool> {
-        let item = version.at_or_after(&Key::new(id, kind, 0))?;
-        Ok(item.is_some_and(|i| i.key.objectid == id && i.key.kind == kind))
-    };
-    if first(names, ObjectId::TREE_RELOC, KeyType::ROOT_ITEM)?
-        || first(names, ObjectId::BALANCE, KeyType::TEMPORARY_ITEM)?
-    {
-        return Ok(Some("a balance was interrupted; let Linux finish or cancel it".into()));
-    }
     if let Some((_, item)) = find_root(names, ObjectId::QUOTA_TREE)? {
         let quota = Version { tree: ObjectId::QUOTA_TREE, ..names.at_root(root_pointer(&item)) };
         let status = quota.get(&Key::new(ObjectId(0), KeyType::QGROUP_STATUS, 0))?;
@@ -400,17 +502,6 @@ fn unfinished(roots: &Roots, epoch: &Epoch) -> Result<Option<String>> {
         let on = status.and_then(|i| i.data().get(16).copied()).is_none_or(|flags| flags & 1 != 0);
         if on {
             return Ok(Some("quotas are enabled, and Larder does not keep their accounts".into()));
-        }
-    }
-    let dev = roots.dev.version(epoch.clone());
-    if let Some(item) = dev.get(&Key::new(ObjectId(0), KeyType::DEV_REPLACE, 0))? {
-        // The state is the fourth word; 1 started, 4 suspended.
-        let state = item
-            .data()
-            .get(24..32)
-            .map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap_or_default()));
-        if state == 1 || state == 4 {
-            return Ok(Some("a device replacement was interrupted; let Linux finish it".into()));
         }
     }
     Ok(None)

@@ -60,7 +60,7 @@ figures! {
         devices_failed: Vec<u64> = core.volume.failed().iter().map(|id| id.0).collect(),
         devices_behind: Vec<u64> = core.volume.behind().iter().map(|id| id.0).collect(),
         /// Numbers of the devices that were missing when the file system was opened.
-        devices_missing: Vec<u64> = core.missing_devices.iter().map(|d| d.id.0).collect(),
+        devices_missing: Vec<u64> = core.missing_devices().map(|d| d.id.0).collect(),
         /// Bytes written by callers that are not in extents yet.
         delayed_bytes: u64 = core.data.delayed_bytes(),
         /// Bytes that were compressed, and their length afterwards. Bytes that were tried and did

@@ -53,7 +53,7 @@ impl Filesystem {
         crate::api::may_wait()?;
         self.sync()?;
         if self.core.read_only.is_none() {
-            self.core.drops.wait(&self.core)?;
+            self.core.drops.wait(&self.core, self.core.txns.published())?;
         }
         Ok(())
     }

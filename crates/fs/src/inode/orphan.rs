@@ -111,12 +111,16 @@ fn some_items(core: &Core, inode: &Inode, no_data: bool) -> Result<Items> {
     let first = Key::new(inode.object(), KeyType::INODE_ITEM, 1);
     let last = Key::new(inode.object(), KeyType(u8::MAX), u64::MAX);
     let mut found = Items { keys: Vec::new(), all: true, extents: None };
+    let moves = inode.subvol.moves();
     inode.subvol.version(core).scan(&first, &last, |item| {
         found.all = found.keys.len() < BATCH;
         if found.all {
             found.keys.push(item.key);
             if item.key.kind == KeyType::EXTENT_DATA && !no_data {
-                found.extents.get_or_insert_default().add(inode.subvol.id, item)?;
+                found
+                    .extents
+                    .get_or_insert_with(|| LastRefs::since(moves))
+                    .add(inode.subvol.id, item)?;
             }
         }
         Ok(found.all)
@@ -189,8 +193,12 @@ impl Core {
     }
 }
 
-/// Deals with all ORPHAN items of a subvolume that is not in use yet.
-fn clean(core: &Core, subvol: &Arc<Subvolume>) -> Result<()> {
+/// Deals with all ORPHAN items of a subvolume that is not in use yet. What cannot be deleted is
+/// left as it is, with a warning.
+///
+/// # Errors
+/// Reading or corruption.
+pub(crate) fn clean(core: &Core, subvol: &Arc<Subvolume>) -> Result<()> {
     let mut next = Some(orphan_key(ObjectId(0)));
     while let Some(from) = next {
         let Some(item) = subvol.version(core).at_or_after(&from)? else { break };

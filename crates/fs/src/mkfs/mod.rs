@@ -173,11 +173,7 @@ fn superblock(
 fn incompat(plan: &Plan) -> Incompat {
     let mut bits = Incompat::from_bits_retain(plan.features.incompat(plan.nodesize));
     for profile in [plan.metadata, plan.data] {
-        bits |= match profile {
-            Profile::Raid5 | Profile::Raid6 => Incompat::RAID56,
-            Profile::Raid1c3 | Profile::Raid1c4 => Incompat::RAID1C34,
-            _ => Incompat::empty(),
-        };
+        bits |= profile.needs();
     }
     bits
 }

@@ -1,23 +1,27 @@
 //! One batch of a relocation: some extents, in one transaction.
 //!
-//! A batch holds a transaction handle, so it is bounded. While it runs, no snapshot is made, and no
-//! step of dropping a tree. It begins in a transaction before which everything is published:
-//! reference counts then come from the published extent tree and from the notes of this transaction
-//! alone.
+//! A batch holds a transaction handle, so it is bounded: by the bytes that are copied before, and
+//! by the notes that it leaves. An extent with more users than that is divided into parts, which
+//! get the same copy one after the other. While a batch runs, no snapshot is made, and no step of
+//! dropping a tree. It begins in a transaction before which everything is published: reference
+//! counts then come from the published extent tree and from the notes of this transaction alone.
 
+use super::copies::{Copies, HalfMoved, How};
 use super::region::Region;
 use super::survey::{Extent, Owner, Survey, User, Users};
 use crate::engine::Core;
 use crate::error::{Error, Place, Result};
-use crate::file::moving::{Sums, copy_extent, point_to};
-use crate::space::free_index::Lengths;
-use crate::space::{Run, SpaceKind};
-use crate::transaction::{GlobalMove, Handle};
+use crate::file::moving::point_to;
+use crate::transaction::{BlocksAndNotes, GlobalMove, Handle};
 use larder_format::{Generation, Logical, ObjectId, TreeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Notes of a batch at most, apart from those of its first extent.
 const NOTES: usize = 50_000;
+/// Notes that moving an item takes, and copies of blocks on the way to it.
+const OF_AN_ITEM: usize = 8;
+/// Users of one extent in a batch at most.
+pub(super) const USERS: usize = NOTES / OF_AN_ITEM;
 
 /// What a batch is going to do.
 #[derive(Default)]
@@ -31,93 +35,132 @@ struct Plan {
     caches: Vec<ObjectId>,
     /// Items to change: the extent, by its place in the list, and the item.
     items: Vec<(usize, User)>,
-    /// How many extents of the list it is for.
-    extents: usize,
+    /// Leaves that these are in.
+    leaves: HashSet<Logical>,
+    /// How each extent moves. The batch is for as many of the list as are in here.
+    hows: Vec<How>,
 }
 
 impl Plan {
     /// Plans for as many extents as a batch may have.
     fn of(survey: &mut Survey<'_>, list: &[Extent]) -> Result<Self> {
         let mut plan = Self::default();
-        for (n, extent) in list.iter().enumerate() {
+        for extent in list {
             if plan.notes() >= NOTES {
                 break;
             }
-            if extent.is_data {
-                let Users { items, shared, caches, .. } = survey.users(extent)?;
-                plan.caches.extend(caches);
-                plan.items.extend(items.into_iter().map(|user| (n, user)));
-                for leaf in shared {
-                    plan.region.add(survey, leaf)?;
-                }
-            } else {
-                let at = extent.run.start;
-                match survey.owner(at)? {
-                    Owner::Private(tree) => plan.private.push((tree, at)),
-                    Owner::Global(tree) => plan.global.push((tree, at)),
-                    Owner::Shared => plan.region.add(survey, at)?,
-                    Owner::Dying => {}
-                }
-            }
-            plan.extents = n + 1;
+            let how = plan.add(survey, extent)?;
+            plan.hows.push(how);
         }
         Ok(plan)
     }
+    fn add(&mut self, survey: &mut Survey<'_>, extent: &Extent) -> Result<How> {
+        if extent.is_data {
+            return self.add_data(survey, extent);
+        }
+        let at = extent.run.start;
+        match survey.owner(at)? {
+            Owner::Private(tree) => self.private.push((tree, at)),
+            Owner::Global(tree) => self.global.push((tree, at)),
+            Owner::Shared => self.region.add(survey, at)?,
+            Owner::Dying => {}
+        }
+        Ok(How::Not)
+    }
+    fn add_data(&mut self, survey: &mut Survey<'_>, extent: &Extent) -> Result<How> {
+        let Users { items, private, shared, has_data, caches, foreign } = survey.users(extent)?;
+        if let Some(tree) = foreign {
+            return Err(foreign_data(extent, tree));
+        }
+        let how = match (items.is_empty() && shared.is_empty(), has_data || extent.is_part) {
+            (true, _) => How::Not,
+            (false, true) => How::Copy,
+            (false, false) => How::Reserve,
+        };
+        let n = self.hows.len();
+        self.caches.extend(caches);
+        self.items.extend(items.into_iter().map(|user| (n, user)));
+        self.leaves.extend(private);
+        for leaf in shared {
+            self.region.add(survey, leaf)?;
+        }
+        Ok(how)
+    }
     fn notes(&self) -> usize {
-        self.region.notes() + 8 * (self.private.len() + self.items.len())
+        self.region.notes() + OF_AN_ITEM * (self.private.len() + self.items.len())
     }
-    /// Item changes that cost as much metadata.
-    fn items_to_reserve(&self) -> u64 {
-        let (blocks, swaps) = self.region.size();
-        (self.private.len() + self.items.len() + swaps + blocks / 4 + 4) as u64
+    /// What has to be reserved: each block that has to be copied counts once, however much is
+    /// changed in it.
+    fn cost(&self, survey: &mut Survey<'_>) -> Result<BlocksAndNotes> {
+        let mut trees: HashSet<TreeId> = self.items.iter().map(|(_, user)| user.tree).collect();
+        trees.extend(self.private.iter().map(|(tree, _)| *tree));
+        let mut blocks = HashSet::new();
+        for at in self.leaves.iter().chain(self.private.iter().map(|(_, at)| at)) {
+            survey.way_up(*at, &mut blocks)?;
+        }
+        self.region.ways_up(survey, &mut trees, &mut blocks)?;
+        Ok(BlocksAndNotes {
+            blocks: (blocks.len() + self.region.blocks()) as u64,
+            paths: trees.len() as u64,
+            notes: (self.notes() + 4 * self.hows.len() + self.caches.len()) as u64,
+        })
     }
-}
-
-/// The place of a data extent that was copied.
-struct Copied {
-    from: Run,
-    to: Logical,
-    sums: Sums,
 }
 
 /// Moves the first extents of a list: blocks, or data. Returns how many were dealt with.
+/// `half_moved` is the extent of which the last batch has moved some users, and then the one of
+/// which this batch has.
 ///
 /// # Errors
 /// Reading, corruption, no space; the device; `ReadOnly`.
-pub(super) fn move_some(core: &Core, list: &[Extent]) -> Result<usize> {
+pub(super) fn move_some(
+    core: &Core,
+    list: &[Extent],
+    half_moved: &mut Option<HalfMoved>,
+) -> Result<usize> {
     // Looked at twice. The first time reads what is needed, and says what has to be reserved: the
     // second time there is a handle, and a seal waits for it.
-    let (plan, kinds) = {
+    let (hows, cost) = {
         let mut survey = Survey::new(core);
         let plan = Plan::of(&mut survey, list)?;
-        let kinds = kinds(&mut survey, &list[..plan.extents])?;
-        (plan, kinds)
+        let cost = plan.cost(&mut survey)?;
+        (plan.hows, cost)
     };
-    let list = &list[..plan.extents];
-    let copied = copy_data(core, list, &kinds)?;
-    let items = plan.items_to_reserve();
-    drop(plan);
+    let list = &list[..hows.len()];
+    let mut copies = Copies::make(core, list, &hows, half_moved.as_ref())?;
     let _shared = core.shared_blocks.lock();
-    let mut h = match begin(core, items) {
+    let mut h = match begin(core, cost) {
         Ok(h) => h,
         Err(e) => {
-            copied.iter().for_each(|c| core.space.give_back(Run::new(c.to, c.from.len), None));
+            copies.give_back(core);
             return Err(e);
         }
     };
+    copies.note(core, &mut h)?;
     let mut survey = Survey::new(core);
-    create(core, &mut h, &copied)?;
+    // The copy may have lost its users since then. Then its place may be somebody else's by now.
+    let trusts = fault!(core.options.tuning, RelocationTrustsCopy);
+    *half_moved = half_moved.filter(|half| trusts || survey.has(half.copy, half.made));
+    if let Some(half) = half_moved {
+        copies.go_on_with(half);
+    }
+    let is_old = fault!(core.options.tuning, RelocationOldUsers);
+    let list = if is_old { list.to_vec() } else { survey.as_now(list)? };
+    let list = &list[..];
     let plan = Plan::of(&mut survey, list)?;
-    let done = carry_out(core, &mut h, &mut survey, (plan, list), copied);
-    drop(survey);
-    done?;
+    carry_out(core, &mut h, &mut survey, (plan, list), &copies)?;
+    let last = list.last().filter(|extent| extent.is_part).map(|extent| extent.run.start);
+    let copied = last.and_then(|from| Some((from, copies.copy_of(from)?)));
+    if let Some((from, copy)) = copied {
+        *half_moved = Some(HalfMoved { from, copy, made: h.generation() });
+    }
     Ok(list.len())
 }
 
 /// Joins a transaction before which everything is published.
-fn begin(core: &Core, items: u64) -> Result<Handle<'_>> {
+fn begin(core: &Core, cost: BlocksAndNotes) -> Result<Handle<'_>> {
     loop {
-        let h = core.begin(items)?;
+        let h = core.begin_with_blocks(cost)?;
         let before = Generation(h.generation().0 - 1);
         if core.txns.published() == before {
             return Ok(h);
@@ -127,87 +170,10 @@ fn begin(core: &Core, items: u64) -> Result<Handle<'_>> {
     }
 }
 
-/// How a data extent moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
-    /// It is no data extent, or nothing that stays refers to it.
-    Not,
-    /// It has bytes.
-    Copy,
-    /// It is merely reserved.
-    Reserve,
-}
-
-fn kinds(survey: &mut Survey<'_>, list: &[Extent]) -> Result<Vec<How>> {
-    let mut kinds = Vec::with_capacity(list.len());
-    for extent in list {
-        kinds.push(if extent.is_data {
-            let users = survey.users(extent)?;
-            if let Some(tree) = users.foreign {
-                return Err(foreign(extent, tree));
-            }
-            match (users.items.is_empty() && users.shared.is_empty(), users.has_data) {
-                (true, _) => How::Not,
-                (false, true) => How::Copy,
-                (false, false) => How::Reserve,
-            }
-        } else {
-            How::Not
-        });
-    }
-    Ok(kinds)
-}
-
 /// Data that Linux was moving when it was interrupted belongs to a tree of its own.
-fn foreign(extent: &Extent, tree: TreeId) -> Error {
-    let what = format!(
-        "data of tree {tree} cannot be moved: Linux was moving it, and cleans up at its next mount"
-    );
+fn foreign_data(extent: &Extent, tree: TreeId) -> Error {
+    let what = format!("data of tree {tree} cannot be moved: files of that tree are not known");
     Error::corrupt(Place::block(extent.run.start), what)
-}
-
-/// Copies data to new places.
-fn copy_data(core: &Core, list: &[Extent], kinds: &[How]) -> Result<Vec<Copied>> {
-    let mut copied: Vec<Copied> = Vec::new();
-    for (extent, how) in list.iter().zip(kinds).filter(|(_, how)| **how != How::Not) {
-        let done = copy_one(core, extent.run, *how);
-        match done {
-            Ok(one) => copied.push(one),
-            Err(e) => {
-                copied.iter().for_each(|c| core.space.give_back(Run::new(c.to, c.from.len), None));
-                return Err(e);
-            }
-        }
-    }
-    Ok(copied)
-}
-
-fn copy_one(core: &Core, from: Run, how: How) -> Result<Copied> {
-    let mut space = core.space.accounts.reserve(SpaceKind::Data, from.len)?;
-    let run = core.space.allocate_data(&core.txns, Lengths::exactly(from.len), &mut space)?;
-    let sums = match how {
-        How::Copy => copy_extent(core, from, run.start),
-        _ => Ok(Sums::new()),
-    };
-    match sums {
-        Ok(sums) => Ok(Copied { from, to: run.start, sums }),
-        Err(e) => {
-            core.space.give_back(run, None);
-            Err(e)
-        }
-    }
-}
-
-/// Notes the copies. A copy that nothing will refer to is freed by the commit.
-fn create(core: &Core, h: &mut Handle<'_>, copied: &[Copied]) -> Result<()> {
-    for copy in copied {
-        core.note_data(&h.txn, Run::new(copy.to, copy.from.len))?;
-        for (at, sums) in &copy.sums {
-            h.add_csums(*at, sums.clone());
-        }
-    }
-    h.noted_refs(copied.len() as u64);
-    Ok(())
 }
 
 fn carry_out(
@@ -215,9 +181,8 @@ fn carry_out(
     h: &mut Handle<'_>,
     survey: &mut Survey<'_>,
     (plan, list): (Plan, &[Extent]),
-    copied: Vec<Copied>,
+    copies: &Copies,
 ) -> Result<()> {
-    let places: HashMap<Logical, Logical> = copied.iter().map(|c| (c.from.start, c.to)).collect();
     for (tree, at) in plan.private {
         let (Some(block), Some((subvol, _))) = (survey.block(at)?, survey.tree(tree)?) else {
             continue;
@@ -236,28 +201,41 @@ fn carry_out(
         h.move_global(GlobalMove::Cache(cache));
     }
     for (n, user) in plan.items {
-        let from = list[n].run;
-        let Some(to) = places.get(&from.start) else { continue };
-        let Some((subvol, _)) = survey.tree(user.tree)? else { continue };
-        let inode = match subvol.inodes.get(core, subvol, user.key.objectid.0) {
-            Ok(inode) => inode,
-            Err(Error::NotFound) => continue,
-            Err(e) => return Err(e),
-        };
-        match point_to(core, h, &inode, &user.key, from, *to) {
-            Ok(_) | Err(Error::NotFound) => {}
-            Err(e) => return Err(e),
+        // An extent that was not in the plan at first has no copy. A later pass moves it.
+        if let Some(extent) = list.get(n) {
+            move_item(core, h, survey, (extent.run, user), copies.places())?;
         }
     }
-    plan.region.carry_out(core, h, places)?;
+    plan.region.carry_out(core, h, copies.places().clone())?;
     Ok(())
+}
+
+/// Makes an item refer to the copy of its extent, if there is one, and if the item is as it was.
+fn move_item(
+    core: &Core,
+    h: &mut Handle<'_>,
+    survey: &mut Survey<'_>,
+    (from, user): (crate::space::Run, User),
+    places: &HashMap<Logical, Logical>,
+) -> Result<()> {
+    let Some(to) = places.get(&from.start) else { return Ok(()) };
+    let Some((subvol, _)) = survey.tree(user.tree)? else { return Ok(()) };
+    let inode = match subvol.inodes.get(core, subvol, user.key.objectid.0) {
+        Ok(inode) => inode,
+        Err(Error::NotFound) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    match point_to(core, h, &inode, &user.key, from, *to) {
+        Ok(_) | Err(Error::NotFound) => Ok(()),
+        Err(e) => Err(e),
+    }
 }
 
 /// Data extents that may be in one batch: so much data is copied before it is joined.
 pub(super) fn first_batch(list: &[Extent], bytes: u64) -> usize {
     let mut total = 0;
     let fits = |extent: &&Extent| {
-        total += extent.run.len;
+        total += if extent.is_data { extent.run.len } else { 0 };
         total <= bytes
     };
     list.iter().take_while(fits).count().max(1)

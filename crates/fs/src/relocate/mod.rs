@@ -10,21 +10,29 @@
 //! |---|---|
 //! | `survey` | what refers to a block or an extent, and what trees share |
 //! | `region` | how blocks that trees share are moved once for all of them |
+//! | `copies` | where copies of data lie, and how they are made |
 //! | `batch` | what is done in one transaction, and in which order |
+//! | `leftovers` | what Linux has left of a relocation that it did not finish |
 //!
 //! A crash leaves nothing behind: every batch is a transaction that is complete by itself.
 //! `docs/RELOCATION.md` has the rules of references.
 
 mod batch;
+mod copies;
+mod leftovers;
 mod region;
 mod survey;
+
+pub(crate) use leftovers::clean as clean_leftovers;
 
 use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::space::Run;
+use crate::space::alloc::ChunkOutcome;
 use crate::space::groups::BlockGroup;
-use larder_format::Logical;
 use larder_format::items::BlockGroupFlags;
+use larder_format::{Generation, Logical};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use survey::{Extent, Survey};
@@ -103,7 +111,8 @@ impl Closed<'_> {
 ///
 /// # Errors
 /// `NotFound` for an address in no group; `NoSpace` when there is no other place; `Busy` while
-/// another relocation runs; reading, corruption; the device; `ReadOnly`.
+/// another relocation runs; `NotEmptied` when its content is changed faster than it moves; reading,
+/// corruption; the device; `ReadOnly`.
 pub(crate) fn relocate(
     core: &Core,
     start: Logical,
@@ -115,7 +124,7 @@ pub(crate) fn relocate(
     let group = core.space.groups.find(start).ok_or(Error::NotFound)?;
     let total = group.usage().disk_used;
     let closed = Closed { core, group: group.clone() };
-    if !core.space.close_group(&core.txns, &group)? {
+    if !close(core, &group)? {
         return Err(Error::NoSpace);
     }
     settle(core)?;
@@ -136,8 +145,7 @@ pub(crate) fn relocate(
         core.space.discards.release_expired();
         idle = if closed.held() < before { 0 } else { idle + 1 };
         if idle > PATIENCE {
-            let what = format!("block group {start} still holds {} bytes", closed.held());
-            return Err(Error::Unsupported(what));
+            return Err(Error::NotEmptied { group: start, left: closed.held() });
         }
     }
     // The commit takes it out.
@@ -145,13 +153,61 @@ pub(crate) fn relocate(
     Ok(Relocated::Done)
 }
 
+/// Closes a group: nothing is allocated in it from now on. A chunk is made first if what the group
+/// holds would not find space elsewhere. False if there is no room for that.
+fn close(core: &Core, group: &BlockGroup) -> Result<bool> {
+    loop {
+        let seen = core.space.seen(group.kind());
+        if try_close(core, group)? {
+            core.space.give_back_preallocated();
+            return Ok(true);
+        }
+        let made = core.space.chunk_in_running(&core.txns, group.kind(), seen)?;
+        if made != ChunkOutcome::Granted {
+            return Ok(false);
+        }
+    }
+}
+
+/// Closes a group if there is room elsewhere, also for the next commit. No commit can use chunks
+/// that later transactions make. So one that is under way is waited for.
+///
+/// # Errors
+/// `ReadOnly`.
+pub(crate) fn try_close(core: &Core, group: &BlockGroup) -> Result<bool> {
+    let groups = &core.space.groups;
+    if group.is_read_only() {
+        return Ok(groups.try_set_read_only(group));
+    }
+    loop {
+        let running = core.txns.running().generation;
+        core.txns.wait(Generation(running.0 - 1))?;
+        if !groups.try_set_read_only(group) {
+            return Ok(false);
+        }
+        let is_enough = core.space.commit_can_do_without(group, running);
+        if is_enough && core.txns.running().generation == running {
+            return Ok(true);
+        }
+        groups.set_read_only(group, false);
+        if !is_enough {
+            return Ok(false);
+        }
+    }
+}
+
 /// Everything that was changed before is in the published trees afterwards, and trees that were
 /// deleted before are gone.
 fn settle(core: &Core) -> Result<()> {
     crate::file::flush_all(core)?;
+    let some_die = core.drops.len() > 0;
     core.commit_now()?;
-    core.drops.wait(core)?;
-    core.commit_now()
+    if some_die {
+        // What dies meanwhile is dropped after the next commit, for which nobody else may ask.
+        core.drops.wait(core, core.txns.published())?;
+        core.commit_now()?;
+    }
+    Ok(())
 }
 
 /// Moves what the published extent tree has in a group.
@@ -161,36 +217,84 @@ fn pass(
     watch: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
     let run = group.run();
-    let mut next = Some(run);
-    while let Some(rest) = next {
-        let list = Survey::new(core).list(rest, LISTED)?;
-        next = list.last().and_then(|last| Run::between(last.run.end(), run.end()));
-        if move_list(core, &list, watch)?.is_break() {
+    let (mut rest, mut most) = (Some(run), usize::MAX);
+    while let Some(left) = rest {
+        // What moves changes references of other extents, too. So each batch has a new list.
+        let mut list = Survey::new(core).list(left, LISTED)?;
+        let is_large = |extent: &Extent| extent.is_data && extent.refs.len() > batch::USERS;
+        if list.first().is_some_and(is_large) {
+            let extent = list.swap_remove(0);
+            rest = Run::between(extent.run.end(), run.end());
+            if move_parts(core, extent.parts(batch::USERS), watch)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            continue;
+        }
+        list.truncate(list.iter().position(is_large).unwrap_or(list.len()));
+        rest = match move_first(core, &list, &mut most, watch)? {
+            ControlFlow::Break(()) => return Ok(ControlFlow::Break(())),
+            ControlFlow::Continue(last) => last.and_then(|l| Run::between(l.end(), run.end())),
+        };
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Moves the first extents of a list in one batch, `most` at most. Returns the last of them.
+fn move_first(
+    core: &Core,
+    list: &[Extent],
+    most: &mut usize,
+    watch: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<ControlFlow<(), Option<Run>>> {
+    let mut some = &list[..batch::first_batch(list, BATCH).min(list.len()).min(*most)];
+    while let Some(first) = some.first() {
+        match batch::move_some(core, some, &mut None) {
+            Ok(moved) => {
+                *most = some.len().saturating_mul(2);
+                let last = some[..moved.max(1)].last().map(|extent| extent.run);
+                return Ok(moved_some(core, watch)?.map_continue(|()| last));
+            }
+            // A smaller batch asks for less.
+            Err(Error::NoSpace) if some.len() > 1 => some = &some[..some.len() / 2],
+            Err(Error::NoSpace) if first.is_data && first.refs.len() > 1 => {
+                let half = first.refs.len().div_ceil(2);
+                let moved = move_parts(core, first.clone().parts(half), watch)?;
+                return Ok(moved.map_continue(|()| Some(first.run)));
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(ControlFlow::Continue(None))
+}
+
+/// Moves an extent for some of its users after the other. If there is too little space for that,
+/// for fewer at a time.
+fn move_parts(
+    core: &Core,
+    parts: Vec<Extent>,
+    watch: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
+    let mut half_moved = None;
+    let mut parts = VecDeque::from(parts);
+    while let Some(part) = parts.pop_front() {
+        match batch::move_some(core, std::slice::from_ref(&part), &mut half_moved) {
+            Ok(_) => {}
+            Err(Error::NoSpace) if part.refs.len() > 1 => {
+                let half = part.refs.len().div_ceil(2);
+                part.parts(half).into_iter().rev().for_each(|half| parts.push_front(half));
+                continue;
+            }
+            Err(e) => return Err(e),
+        }
+        if moved_some(core, watch)?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
     }
     Ok(ControlFlow::Continue(()))
 }
 
-fn move_list(
-    core: &Core,
-    mut list: &[Extent],
-    watch: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<ControlFlow<()>> {
-    let mut most = usize::MAX;
-    while !list.is_empty() {
-        let some = &list[..batch::first_batch(list, BATCH).min(most)];
-        match batch::move_some(core, some) {
-            Ok(done) => list = &list[done.max(1)..],
-            // A smaller batch asks for less.
-            Err(Error::NoSpace) if some.len() > 1 => most = some.len() / 2,
-            Err(e) => return Err(e),
-        }
-        // The next survey sees what this one has done.
-        core.commit_now()?;
-        if watch().is_break() {
-            return Ok(ControlFlow::Break(()));
-        }
-    }
-    Ok(ControlFlow::Continue(()))
+/// A batch is over. The next one sees what it has done.
+fn moved_some(core: &Core, watch: &mut dyn FnMut() -> ControlFlow<()>) -> Result<ControlFlow<()>> {
+    core.commit_now()?;
+    Ok(watch())
 }

@@ -27,7 +27,7 @@ use crate::transaction::writeout;
 use crate::tree::{EditStop, Need, Node, Places, child_pointer, relocated};
 use larder_format::items::ExtentRef;
 use larder_format::node::FLAG_RELOC;
-use larder_format::{Key, Logical, TreeId};
+use larder_format::{Generation, Key, Logical, TreeId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -37,6 +37,8 @@ pub(super) struct Region {
     blocks: HashMap<Logical, Arc<Block>>,
     /// Pointers to replace: the tree and the top.
     swaps: Vec<(TreeId, Logical)>,
+    /// Private blocks that have these pointers.
+    parents: HashSet<Logical>,
     /// What its blocks point to.
     items: usize,
 }
@@ -57,7 +59,10 @@ impl Region {
                 match *above {
                     Above::Tree(tree) => self.swaps.push((tree, at)),
                     Above::Block(parent) => match survey.owner(parent)? {
-                        Owner::Private(tree) => self.swaps.push((tree, at)),
+                        Owner::Private(tree) => {
+                            self.swaps.push((tree, at));
+                            self.parents.insert(parent);
+                        }
                         Owner::Shared => todo.push(parent),
                         Owner::Global(_) | Owner::Dying => {}
                     },
@@ -70,9 +75,24 @@ impl Region {
         Ok(())
     }
 
-    /// How many blocks there are, and how many pointers are to be replaced.
-    pub(super) fn size(&self) -> (usize, usize) {
-        (self.blocks.len(), self.swaps.len())
+    /// How many blocks there are.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Adds the trees in which pointers are to be replaced, and the blocks of which they need
+    /// copies of their own for that.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(super) fn ways_up(
+        &self,
+        survey: &mut Survey<'_>,
+        trees: &mut HashSet<TreeId>,
+        blocks: &mut HashSet<Logical>,
+    ) -> Result<()> {
+        trees.extend(self.swaps.iter().map(|(tree, _)| *tree));
+        self.parents.iter().try_for_each(|parent| survey.way_up(*parent, blocks))
     }
 
     /// About how many notes it takes.
@@ -158,7 +178,8 @@ impl Region {
             let at = h.take_block()?;
             taken.push(at);
             let (buffer, generation) = (core.store.buffer(), h.generation());
-            let copy = relocated(&self.blocks[&old].node, buffer, at, generation, &places, flag)?;
+            let (node, fsid) = (&self.blocks[&old].node, core.store.format().fsid);
+            let copy = relocated(node, buffer, fsid, at, generation, &places, flag)?;
             places.blocks.insert(old, at);
             copies.push((old, copy));
         }
@@ -215,12 +236,12 @@ impl Work<'_> {
                 Ok(true) if fault!(self.core.options.tuning, RelocationKeepsOld) => replaced += 1,
                 Ok(true) => {
                     replaced += 1;
-                    self.let_go(h, (top, level), reference, tree, true)?;
+                    self.let_go(h, (top, level, None), reference, tree, true)?;
                 }
-                Ok(false) => self.let_go(h, (copy, level), reference, tree, false)?,
+                Ok(false) => self.let_go(h, (copy, level, None), reference, tree, false)?,
                 Err(e) => {
                     refused = Some(e);
-                    self.let_go(h, (copy, level), reference, tree, false)?;
+                    self.let_go(h, (copy, level, None), reference, tree, false)?;
                 }
             }
         }
@@ -239,7 +260,15 @@ impl Work<'_> {
             Err(Error::NotFound) => return Ok(false),
             Err(e) => return Err(e),
         };
-        match h.repoint(&subvol, &self.region[&top].on_path(), copy) {
+        // Who changes extents of a file takes the places of its data from a leaf. They must not
+        // change before it is done.
+        let beside = fault!(self.core.options.tuning, RelocationBesideEdits);
+        let alone = (!beside).then(|| subvol.replace_blocks());
+        let done = h.repoint(&subvol, &self.region[&top].on_path(), copy);
+        if alone.is_none() {
+            subvol.note_move();
+        }
+        match done {
             // It was deleted in this moment.
             Err(Error::NotFound) => Ok(false),
             done => done,
@@ -247,11 +276,12 @@ impl Work<'_> {
     }
 
     /// Takes a reference away from a block. With the last one the block is freed, and lets go of
-    /// what it points to. `left`: `tree` went through the block, and no longer does.
+    /// what it points to. The block is given by its address, its level, and the transaction that
+    /// wrote it if that is known. `left`: `tree` went through the block, and no longer does.
     fn let_go(
         &mut self,
         h: &Handle<'_>,
-        (at, level): (Logical, u8),
+        (at, level, written): (Logical, u8, Option<Generation>),
         reference: ExtentRef,
         tree: TreeId,
         left: bool,
@@ -266,7 +296,7 @@ impl Work<'_> {
                 Ok(Released::Last { full }) => {
                     let node = match old {
                         Some(node) => node,
-                        None => core.store.at_address(at)?,
+                        None => core.store.at_address(at, written)?,
                     };
                     self.free(h, &node, full, reference, tree, left)?;
                     return Ok(());
@@ -298,7 +328,8 @@ impl Work<'_> {
         if node.level() > 0 {
             for slot in 0..node.view().nritems() {
                 let ptr = child_pointer(node, slot);
-                self.let_go(h, (ptr.at, ptr.level), below, tree, left)?;
+                let block = (ptr.at, ptr.level, Some(ptr.generation));
+                self.let_go(h, block, below, tree, left)?;
             }
         }
         self.notes += self.core.note_freed(&h.txn, tree, node, full, reference)?;

@@ -19,7 +19,8 @@ use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentFlags, ExtentItem, ExtentKind, ExtentRecord};
 use larder_format::items::{ExtentRef, FileExtent, parse_keyed_refs};
 use larder_format::{FileOffset, FormatError, Generation, Key, KeyType, Logical, ObjectId, TreeId};
-use std::collections::HashMap;
+use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// An extent as the extent tree has it.
@@ -27,10 +28,33 @@ use std::sync::Arc;
 pub(super) struct Extent {
     pub(super) run: Run,
     pub(super) is_data: bool,
-    /// Its users.
+    /// Its users, in the order of the extent tree.
     pub(super) refs: Vec<ExtentRef>,
     /// How many references there are. Several may be the same.
     pub(super) count: u64,
+    /// The transaction that made it.
+    pub(super) made: Generation,
+    /// These are some of its users, and others are dealt with in another batch.
+    pub(super) is_part: bool,
+}
+
+impl Extent {
+    /// The extent, or parts of it, each with so many users at most. Only the users of data can be
+    /// divided: a block has one for each tree that shares it.
+    ///
+    /// A part has neighbours in a tree: so each leaf of it changes for one part, and not for all.
+    pub(super) fn parts(mut self, most: usize) -> Vec<Self> {
+        if !self.is_data || self.refs.len() <= most {
+            return vec![self];
+        }
+        self.refs.sort_unstable_by_key(place_of);
+        let part =
+            |refs: &[ExtentRef]| Self { refs: refs.to_vec(), is_part: true, ..self.but_refs() };
+        self.refs.chunks(most.max(1)).map(part).collect()
+    }
+    fn but_refs(&self) -> Self {
+        Self { refs: Vec::new(), ..*self }
+    }
 }
 
 /// To what a block belongs.
@@ -90,6 +114,8 @@ pub(super) struct User {
 pub(super) struct Users {
     /// Items in leaves that are private to a subvolume.
     pub(super) items: Vec<User>,
+    /// These leaves.
+    pub(super) private: Vec<Logical>,
     /// Leaves that subvolumes share.
     pub(super) shared: Vec<Logical>,
     /// Is any of it data, and not space that is merely reserved?
@@ -99,6 +125,9 @@ pub(super) struct Users {
     /// Another tree that has the extent, and that is no subvolume.
     pub(super) foreign: Option<TreeId>,
 }
+
+/// The items of a leaf that refer to data, by the address of the extent.
+type ItemsByExtent = HashMap<Logical, SmallVec<[(Key, ExtentKind); 1]>>;
 
 /// A subvolume, and its tree at one moment.
 type Seen = (Arc<Subvolume>, Version);
@@ -114,6 +143,7 @@ pub(super) struct Survey<'a> {
     trees: HashMap<TreeId, Option<Seen>>,
     blocks: HashMap<Logical, Arc<Block>>,
     owners: HashMap<Logical, Owner>,
+    leaves: HashMap<Logical, Arc<ItemsByExtent>>,
 }
 
 impl<'a> Survey<'a> {
@@ -130,21 +160,24 @@ impl<'a> Survey<'a> {
             trees: HashMap::new(),
             blocks: HashMap::new(),
             owners: HashMap::new(),
+            leaves: HashMap::new(),
         }
     }
 
-    /// The first extents of a run.
+    /// The first extents of a run, so many at most. There are fewer if they have very many users.
     ///
     /// # Errors
     /// Reading or corruption.
     pub(super) fn list(&self, run: Run, most: usize) -> Result<Vec<Extent>> {
         let mut out: Vec<Extent> = Vec::new();
+        let mut users = 0;
         let nodesize = self.core.nodesize();
         let first = Key::new(run.start, KeyType(0), 0);
         let last = Key::new(Logical(run.end().0 - 1), KeyType(u8::MAX), u64::MAX);
         self.extents.scan(&first, &last, |item| {
             if let Some((at, len)) = extent_tree::extent_of(&item.key, nodesize) {
-                if out.len() == most {
+                users += out.last().map_or(0, |extent| extent.refs.len());
+                if out.len() == most || users > MOST_USERS {
                     return Ok(false);
                 }
                 let record =
@@ -152,7 +185,14 @@ impl<'a> Survey<'a> {
                 let refs = record.inline.iter().map(|r| r.0);
                 let refs = refs.filter(|r| !matches!(r, ExtentRef::Owner { .. })).collect();
                 let is_data = record.flags.contains(ExtentFlags::DATA);
-                out.push(Extent { run: Run::new(at, len), is_data, refs, count: record.refs });
+                out.push(Extent {
+                    run: Run::new(at, len),
+                    is_data,
+                    refs,
+                    count: record.refs,
+                    made: record.generation,
+                    is_part: false,
+                });
             } else if let Some(extent) = out.last_mut()
                 && extent.run.start.0 == item.key.objectid.0
                 && is_reference(item.key.kind)
@@ -163,6 +203,38 @@ impl<'a> Survey<'a> {
             Ok(true)
         })?;
         Ok(out)
+    }
+
+    /// Does the published extent tree have exactly this extent of data, made by that transaction?
+    pub(super) fn has(&self, run: Run, made: Generation) -> bool {
+        let key = Key::new(run.start, KeyType::EXTENT_ITEM, run.len);
+        let Ok(Some(item)) = self.extents.get(&key) else { return false };
+        let record = ExtentItem::parse(key.kind, item.data());
+        record.is_ok_and(|r| r.flags.contains(ExtentFlags::DATA) && r.generation == made)
+    }
+
+    /// Extents that were listed before, as they are now: commits between have changed their users.
+    /// An extent that is gone has none. Parts are left as they are.
+    ///
+    /// # Errors
+    /// Reading or corruption.
+    pub(super) fn as_now(&self, list: &[Extent]) -> Result<Vec<Extent>> {
+        let mut now = list.to_vec();
+        let ends = (list.first(), list.last());
+        let (Some(first), Some(last)) = ends else { return Ok(now) };
+        if first.is_part {
+            return Ok(now);
+        }
+        let run = Run::new(first.run.start, last.run.end().0 - first.run.start.0);
+        let found = self.list(run, usize::MAX)?;
+        let mut found: HashMap<Run, Extent> = found.into_iter().map(|e| (e.run, e)).collect();
+        for extent in &mut now {
+            *extent = match found.remove(&extent.run) {
+                Some(found) if found.is_data == extent.is_data => found,
+                _ => extent.but_refs(),
+            };
+        }
+        Ok(now)
     }
 
     /// A subvolume that is not being dropped.
@@ -194,7 +266,7 @@ impl<'a> Survey<'a> {
         else {
             return Ok(None);
         };
-        let node = self.core.store.at_address(at)?;
+        let node = self.core.store.at_address(at, Some(extent.made))?;
         let mut above = Vec::with_capacity(extent.refs.len());
         for reference in &extent.refs {
             above.push(match *reference {
@@ -329,7 +401,10 @@ impl<'a> Survey<'a> {
             let owner =
                 if generation > published { Owner::Private(root) } else { self.owner(leaf)? };
             match owner {
-                Owner::Private(tree) => users.items.push(User { tree, key }),
+                Owner::Private(tree) => {
+                    users.items.push(User { tree, key });
+                    users.private.push(leaf);
+                }
                 Owner::Shared => users.shared.push(leaf),
                 Owner::Global(_) | Owner::Dying => {}
             }
@@ -339,33 +414,79 @@ impl<'a> Survey<'a> {
 
     fn users_in_leaf(&mut self, extent: &Extent, leaf: Logical, users: &mut Users) -> Result<()> {
         let owner = self.owner(leaf)?;
-        let Some(block) = self.block(leaf)? else { return Ok(()) };
-        let view = block.node.view();
-        for slot in 0..view.nritems() {
-            let Some(key) = view.key(slot).filter(|k| k.kind == KeyType::EXTENT_DATA) else {
-                continue;
-            };
-            let Some(record) = view.data(slot).and_then(|data| refers(data, extent)) else {
-                continue;
-            };
-            users.has_data |= record.kind == ExtentKind::Regular;
+        let Some(items) = self.items_by_extent(leaf)? else { return Ok(()) };
+        for (key, kind) in items.get(&extent.run.start).into_iter().flatten() {
+            users.has_data |= *kind == ExtentKind::Regular;
             match owner {
-                Owner::Private(tree) => users.items.push(User { tree, key }),
+                Owner::Private(tree) => {
+                    users.items.push(User { tree, key: *key });
+                    users.private.push(leaf);
+                }
                 Owner::Shared => users.shared.push(leaf),
                 Owner::Global(_) | Owner::Dying => {}
             }
         }
         Ok(())
     }
+
+    /// The items of a leaf that refer to data.
+    fn items_by_extent(&mut self, leaf: Logical) -> Result<Option<Arc<ItemsByExtent>>> {
+        if let Some(items) = self.leaves.get(&leaf) {
+            return Ok(Some(items.clone()));
+        }
+        let Some(block) = self.block(leaf)? else { return Ok(None) };
+        let view = block.node.view();
+        let mut items = ItemsByExtent::new();
+        for slot in 0..view.nritems() {
+            let key = view.key(slot).filter(|key| key.kind == KeyType::EXTENT_DATA);
+            if let (Some(key), Some(record)) = (key, view.data(slot).and_then(stored)) {
+                items.entry(record.disk_bytenr).or_default().push((key, record.kind));
+            }
+        }
+        let items = Arc::new(items);
+        self.leaves.insert(leaf, items.clone());
+        Ok(Some(items))
+    }
+
+    /// Adds the blocks of which a tree needs its own copies to change the block at `at`: the block
+    /// itself and those above it that are private. Blocks that the running transaction has made are
+    /// not among them.
+    pub(super) fn way_up(&mut self, at: Logical, to: &mut HashSet<Logical>) -> Result<()> {
+        let mut next = Some(at);
+        while let Some(at) = next.filter(|at| to.insert(*at)) {
+            next = self.block(at)?.and_then(|block| match block.above[..] {
+                [Above::Block(parent)] => Some(parent),
+                _ => None,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Where a user is: in which tree and file, or in which leaf.
+fn place_of(user: &ExtentRef) -> (TreeId, ObjectId, u64) {
+    match *user {
+        ExtentRef::Data { root, objectid, offset } => (root, objectid, offset.0),
+        ExtentRef::SharedData { parent } => (ObjectId(0), ObjectId(0), parent.0),
+        _ => (ObjectId(0), ObjectId(0), 0),
+    }
 }
 
 /// A packed extent has at most so many bytes of a file.
 const MOST_UNPACKED: u64 = 128 << 10;
 
+/// Users of extents that are listed at once, apart from those of the last extent.
+const MOST_USERS: usize = 100_000;
+
 /// What a file extent item says, if it refers to this extent.
 fn refers(data: &[u8], extent: &Extent) -> Option<ExtentRecord> {
+    stored(data).filter(|record| record.disk_bytenr == extent.run.start)
+}
+
+/// What a file extent item says, if it refers to an extent.
+fn stored(data: &[u8]) -> Option<ExtentRecord> {
     match FileExtent::parse(data) {
-        Ok(FileExtent::Stored(r)) if r.disk_bytenr == extent.run.start => {
+        Ok(FileExtent::Stored(r)) if !r.is_hole() => {
             debug_assert!(r.compression == Compression::None || r.ram_bytes <= MOST_UNPACKED);
             Some(r)
         }

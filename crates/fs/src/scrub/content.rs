@@ -8,13 +8,13 @@ use larder_format::items::{ExtentFlags, ExtentItem};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, SECTOR_SIZE};
 use std::ops::Range;
 
-pub(super) const SECTOR: u64 = SECTOR_SIZE as u64;
+pub(crate) const SECTOR: u64 = SECTOR_SIZE as u64;
 
 /// The trees of a commit that say what is allocated. As long as it lives, nothing else is written
 /// to what is allocated in it.
 #[derive(Debug)]
-pub(super) struct View {
-    pub(super) extents: Version,
+pub(crate) struct View {
+    pub(crate) extents: Version,
     sums: Version,
     nodesize: u32,
     #[allow(dead_code)]
@@ -23,15 +23,15 @@ pub(super) struct View {
 
 /// An extent, as its item has it.
 #[derive(Clone, Debug)]
-pub(super) struct Extent {
-    pub(super) start: Logical,
-    pub(super) len: u64,
-    pub(super) key: Key,
-    pub(super) item: ExtentItem,
+pub(crate) struct Extent {
+    pub(crate) start: Logical,
+    pub(crate) len: u64,
+    pub(crate) key: Key,
+    pub(crate) item: ExtentItem,
 }
 
 impl Extent {
-    pub(super) fn is_data(&self) -> bool {
+    pub(crate) fn is_data(&self) -> bool {
         self.item.flags.contains(ExtentFlags::DATA)
     }
     fn end(&self) -> Logical {
@@ -40,7 +40,7 @@ impl Extent {
 }
 
 impl View {
-    pub(super) fn new(core: &Core) -> Self {
+    pub(crate) fn new(core: &Core) -> Self {
         let epoch = core.epochs.enter();
         let at =
             |tree, root| Version { tree, root, store: core.store.clone(), epoch: epoch.clone() };
@@ -67,7 +67,7 @@ impl View {
     ///
     /// # Errors
     /// Reading, corruption.
-    pub(super) fn extent_at(&self, at: Logical) -> Result<Option<Extent>> {
+    pub(crate) fn extent_at(&self, at: Logical) -> Result<Option<Extent>> {
         let mut key = Key::new(at, KeyType::METADATA_ITEM, u64::MAX);
         while let Some(item) = self.extents.at_or_before(&key)? {
             if let Some(extent) = self.extent(&item)? {
@@ -110,7 +110,7 @@ impl View {
 
 /// What a sector is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sector {
+pub(crate) enum Sector {
     Free,
     /// Data with a checksum.
     Summed,
@@ -122,20 +122,20 @@ pub(super) enum Sector {
 
 /// A tree block that begins in a strip.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
-    pub(super) at: Logical,
-    pub(super) generation: Generation,
+pub(crate) struct Block {
+    pub(crate) at: Logical,
+    pub(crate) generation: Generation,
 }
 
 /// What is in a strip.
 #[derive(Debug)]
-pub(super) struct Content {
+pub(crate) struct Content {
     start: Logical,
-    pub(super) sectors: Vec<Sector>,
+    pub(crate) sectors: Vec<Sector>,
     /// A checksum for each sector, where there is one.
     sums: Vec<u8>,
     sum_len: usize,
-    pub(super) blocks: Vec<Block>,
+    pub(crate) blocks: Vec<Block>,
 }
 
 fn index(n: u64) -> usize {
@@ -147,7 +147,7 @@ impl Content {
     ///
     /// # Errors
     /// Reading, corruption.
-    pub(super) fn of(core: &Core, view: &View, range: &Range<Logical>) -> Result<Self> {
+    pub(crate) fn of(core: &Core, view: &View, range: &Range<Logical>) -> Result<Self> {
         let count = index((range.end.0 - range.start.0) / SECTOR);
         let mut this = Self {
             start: range.start,
@@ -191,22 +191,22 @@ impl Content {
     }
 
     /// Is anything allocated?
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.sectors.iter().all(|s| *s == Sector::Free)
     }
 
     /// The address of a sector.
-    pub(super) fn address(&self, n: usize) -> Logical {
+    pub(crate) fn address(&self, n: usize) -> Logical {
         self.start.plus(n as u64 * SECTOR)
     }
 
     /// The number of the sector at an address.
-    pub(super) fn number(&self, at: Logical) -> usize {
+    pub(crate) fn number(&self, at: Logical) -> usize {
         index((at.0 - self.start.0) / SECTOR)
     }
 
     /// The checksum of a sector that has one.
-    pub(super) fn sum(&self, n: usize) -> &[u8] {
+    pub(crate) fn sum(&self, n: usize) -> &[u8] {
         &self.sums[n * self.sum_len..(n + 1) * self.sum_len]
     }
 }

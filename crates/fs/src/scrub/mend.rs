@@ -1,6 +1,7 @@
 //! Which bytes are good, and what is written over bad ones.
 //!
-//! What does not match is read again before anything is said about it. Good bytes come from
+//! What does not match is read again before anything is said about it. What a missing device had is
+//! only looked for elsewhere. Good bytes come from
 //! another copy or, with parity, from the rest of the row, and count only if they match. Data
 //! without checksums cannot be judged: where copies differ, the copy of a device that was never
 //! away is taken, and if there is more than one opinion among those, nothing is written.
@@ -13,7 +14,7 @@ use super::users::Uses;
 use crate::engine::Core;
 use crate::error::Result;
 use larder_format::node::NodeView;
-use larder_format::{DeviceId, Logical};
+use larder_format::{DeviceId, Logical, STRIPE_LEN};
 use larder_volume::{Place, Stripe};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -69,8 +70,12 @@ pub(super) fn judge<'a, 'c>(
             unit => judged.mend(unit, suspect.bad)?,
         }
     }
+    judged.look_for_missing()?;
     Ok(judged)
 }
+
+/// An element on a missing device: its address, and what the rest of its row says of it.
+type Element = (Logical, Vec<u8>);
 
 impl Judged<'_, '_> {
     pub(super) fn device(&self, stripe: usize) -> DeviceId {
@@ -173,10 +178,71 @@ impl Judged<'_, '_> {
                 let view = NodeView(bytes);
                 view.bytenr() == block.at
                     && view.generation() == block.generation
-                    && view.header().fsid == self.core.store.format().fsid
+                    && view.header().fsid == self.core.store.format().fsid_of(bytes)
                     && view.csum_matches(self.core.csum)
             }
         }
+    }
+
+    /// Lists what lay on missing devices and cannot be had in any other way.
+    fn look_for_missing(&mut self) -> Result<()> {
+        if self.loaded.copies.iter().all(|copy| copy.is_here) {
+            return Ok(());
+        }
+        let mut element: Option<Element> = None;
+        for unit in self.units_of_missing() {
+            let (at, len) = self.range(unit);
+            let place = self.loaded.strip.place(at);
+            if self.is_good_in(&mut element, unit) || self.good(unit, &place, &[]).is_some() {
+                continue;
+            }
+            let stripe = place.stripes.start;
+            self.control.count(self.device(stripe), |c| {
+                c.read_errors += 1;
+                c.uncorrectable += 1;
+            });
+            self.report(Damage::Unreadable, at, len, stripe)?;
+        }
+        Ok(())
+    }
+
+    /// What can be judged and is stored on missing devices only, by address within each kind.
+    fn units_of_missing(&self) -> Vec<Unit> {
+        let content = &self.loaded.content;
+        let sectors = (0..content.sectors.len()).filter(|n| content.sectors[*n] == Sector::Summed);
+        let units =
+            sectors.map(Unit::Sector).chain(content.blocks.iter().copied().map(Unit::Block));
+        let is_missing = |unit: &Unit| {
+            let (at, len) = self.range(*unit);
+            let mut place = self.loaded.strip.place(at);
+            place.run >= len && place.stripes.all(|stripe| !self.loaded.copies[stripe].is_here)
+        };
+        units.filter(is_missing).collect()
+    }
+
+    /// Is something good as the rest of its row says? A whole element is read at once.
+    fn is_good_in(&self, element: &mut Option<Element>, unit: Unit) -> bool {
+        let (at, len) = self.range(unit);
+        let into = (at.0 - self.loaded.strip.chunk().start.0) % STRIPE_LEN;
+        let start = Logical(at.0 - into);
+        if element.as_ref().is_none_or(|(known, _)| *known != start) {
+            *element = self.element(start);
+        }
+        let range = into as usize..(into + len) as usize;
+        element.as_ref().is_some_and(|(_, bytes)| self.is_good(unit, &bytes[range]))
+    }
+
+    /// Works an element out in the first way that parity gives.
+    fn element(&self, start: Logical) -> Option<Element> {
+        let strip = self.loaded.strip;
+        if !strip.has_parity() {
+            return None;
+        }
+        let mut bytes = vec![0; STRIPE_LEN as usize];
+        self.control.own();
+        let first = strip.place(start).stripes.len();
+        let read = self.core.volume.read_way(start, &mut bytes, first);
+        read.ok().map(|()| (start, bytes))
     }
 
     /// Is a block good that lies in more than one element or strip, in any copy?
@@ -364,7 +430,8 @@ impl Judged<'_, '_> {
         let mut buf = vec![0; SECTOR as usize];
         self.control.own();
         let volume = &self.core.volume;
-        if volume.is_current(at).unwrap_or(false) && volume.read(at, &mut buf, 0).is_ok() {
+        // The first way is the one with the devices that lack least.
+        if volume.read(at, &mut buf, 0).is_ok() {
             return Some(buf);
         }
         let ways = volume.copies(at).unwrap_or(0);

@@ -19,7 +19,7 @@
 //! | `supers` | what holds for superblocks, and when a device counts as up to date |
 //! | `run` | in which order chunks are read, and on which threads |
 
-mod content;
+pub(crate) mod content;
 mod control;
 mod load;
 mod mend;

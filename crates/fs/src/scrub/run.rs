@@ -122,6 +122,12 @@ fn scrub(
     each: &(dyn Fn(&ScrubState) + Sync),
     left: VecDeque<MappedChunk>,
 ) -> Result<()> {
+    if !options.read_only && core.check_writable().is_ok() {
+        // What was only in a log until now is looked at as well. A commit writes superblocks, so
+        // they are judged before it.
+        supers::judge_copies(core, control, options)?;
+        core.commit()?;
+    }
     let workers = core.volume.devices().count().clamp(1, MOST_WORKERS);
     let queue = Mutex::new(Queue { left, ..Queue::default() });
     let job = Job { core, options, control, each, queue, changed: Condvar::new() };

@@ -25,27 +25,37 @@ struct Bad {
     places: Vec<Physical>,
 }
 
-/// Judges the superblocks and repairs them.
+/// Judges the superblocks of devices that were not away, and repairs them.
+///
+/// # Errors
+/// Those of a commit.
+pub(super) fn judge_copies(
+    core: &Core,
+    control: &ScrubControl,
+    options: ScrubOptions,
+) -> Result<()> {
+    let bad = bad_copies(core, control, &core.volume.behind());
+    if bad.is_empty() {
+        return Ok(());
+    }
+    let is_good = options.read_only || repair(core, control, &bad)?;
+    for Bad { id, places, .. } in &bad {
+        control.count(*id, |c| {
+            let count = places.len() as u64;
+            c.super_errors += count;
+            *(if is_good { &mut c.corrected } else { &mut c.uncorrectable }) += count;
+        });
+    }
+    Ok(())
+}
+
+/// Judges the superblocks and repairs them. Devices on which all is right then are up to date.
 ///
 /// # Errors
 /// Those of a commit; those of the devices.
 pub(super) fn judge(core: &Core, control: &ScrubControl, options: ScrubOptions) -> Result<()> {
     let behind = core.volume.behind();
-    let bad = bad_copies(core, control, &behind);
-    for Bad { id, places, .. } in &bad {
-        control.count(*id, |c| c.super_errors += places.len() as u64);
-    }
-    if !bad.is_empty() {
-        if options.read_only || repair(core, control, &bad)? {
-            for Bad { id, places, .. } in &bad {
-                control.count(*id, |c| c.corrected += places.len() as u64);
-            }
-        } else {
-            for Bad { id, places, .. } in &bad {
-                control.count(*id, |c| c.uncorrectable += places.len() as u64);
-            }
-        }
-    }
+    judge_copies(core, control, options)?;
     let all_is_right = |id: &DeviceId| {
         core.volume.takes_writes(*id) && control.with(|state| state.of(*id).uncorrectable) == 0
     };
@@ -79,10 +89,10 @@ fn bad_copies(core: &Core, control: &ScrubControl, behind: &[DeviceId]) -> Vec<B
         if behind.contains(&id) || !core.volume.takes_writes(id) {
             continue;
         }
-        let should = written.superblocks.without_mark(id);
+        let Some(should) = written.superblocks.without_mark(id) else { continue };
         let size = should.dev_item.total_bytes.get();
         control.own();
-        let copies = read_all_superblocks(&**device);
+        let copies = read_all_superblocks(&*device);
         let places: Vec<Physical> = copies
             .into_iter()
             .filter(|copy| copy.at.0 + (larder_format::SUPER_SIZE as u64) < size)
@@ -115,9 +125,9 @@ fn repair(core: &Core, control: &ScrubControl, bad: &[Bad]) -> Result<bool> {
     let mut good = true;
     for Bad { id, device, places } in bad {
         for at in places {
-            let bytes = copy(&written, *id, *at).seal(*at);
+            let Some(mut copy) = copy(&written, *id, *at) else { continue };
             control.own();
-            if let Err(e) = device.write_at(*at, &bytes) {
+            if let Err(e) = device.write_at(*at, &copy.seal(*at)) {
                 tracing::warn!("scrub: {}: superblock at {at}: {e}", device.name());
                 good = false;
             }
@@ -126,31 +136,30 @@ fn repair(core: &Core, control: &ScrubControl, bad: &[Bad]) -> Result<bool> {
     Ok(good)
 }
 
-/// A copy as it should be. Only the first one has a log.
-fn copy(written: &SuperblockWritten, id: DeviceId, at: Physical) -> Box<Superblock> {
-    let mut superblock = written.superblocks.without_mark(id);
+/// A copy as it should be. Only the first one has a log. None for a device that is coming or going.
+fn copy(written: &SuperblockWritten, id: DeviceId, at: Physical) -> Option<Box<Superblock>> {
+    let mut superblock = written.superblocks.without_mark(id)?;
     if at != larder_format::SUPER_OFFSETS[0] {
         superblock.log_root.set(0);
         superblock.log_root_level = 0;
     }
-    superblock
+    Some(superblock)
 }
 
 /// A device had been away, and everything else on it is right now: it gets superblocks of the last
 /// commit. Only a commit could take a mark away.
 fn bring_up_to_date(core: &Core, control: &ScrubControl, id: DeviceId) -> Result<()> {
-    let device = core.volume.devices().find(|(other, _)| *other == id);
-    let Some((_, device)) = device else { return Ok(()) };
+    let Some(device) = core.volume.device(id) else { return Ok(()) };
     // What the superblock leads to has to be durable before.
     core.volume.flush()?;
     let written = core.superblock_written.lock();
     if written.superblocks.has_mark(id) {
         return Ok(());
     }
-    let superblock = written.superblocks.without_mark(id);
-    let mirrors = copy(&written, id, Physical(0));
-    write_superblocks(&**device, &mirrors, SuperCopies::All)?;
-    write_superblocks(&**device, &superblock, SuperCopies::Primary)?;
+    let Some(superblock) = written.superblocks.without_mark(id) else { return Ok(()) };
+    let Some(mirrors) = copy(&written, id, Physical(0)) else { return Ok(()) };
+    write_superblocks(&*device, &mirrors, SuperCopies::All)?;
+    write_superblocks(&*device, &superblock, SuperCopies::Primary)?;
     device.flush().map_err(|source| VolumeError::Io {
         device: device.name(),
         op: "flush",

@@ -147,7 +147,7 @@ fn hints(core: &Core, view: &View, extent: &Extent) -> Result<(BTreeSet<ExtentUs
                 hints.push(ExtentUser { ino: objectid, base: offset.0 });
             }
             ExtentRef::SharedData { parent } => {
-                if let Ok(leaf) = core.store.at_address(parent) {
+                if let Ok(leaf) = core.store.at_address(parent, None) {
                     users_in(&leaf, extent.start, MOST_REFS, &mut hints);
                 }
             }

@@ -10,9 +10,13 @@
 //! that it has not seen. Otherwise chunks would be made that no thread needs. A device has room for
 //! a few only, and such a chunk is not given back before the commit after the next.
 
+mod changes;
+mod convert;
 mod lifecycle;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use convert::NewProfiles;
 
 use crate::api::OpenOptions;
 use crate::error::{Error, Result};
@@ -24,7 +28,8 @@ use crate::space::extent_tree::ExtentFeatures;
 use crate::space::free_index::Lengths;
 use crate::space::groups::{self, ClusterUser, FreeSource, Groups};
 use crate::space::preallocated::PreallocatedBlocks;
-use crate::space::reserve::{Overcommit, Reservation, Space as Accounts, global_reserve_size};
+use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Overcommit, Reservation};
+use crate::space::reserve::{Space as Accounts, global_reserve_size};
 use crate::space::stripes::{USERS, Unit};
 use crate::space::{DeviceUsage, Pinned, Run, SpaceKind};
 use crate::tree::{Epoch, Epochs, Roots, TreeOps, Version};
@@ -96,9 +101,17 @@ pub(crate) struct Allocator {
     /// and metadata are mixed, the second counts both. They change with `device` locked.
     made: [AtomicU64; 3],
     given_back: AtomicU64,
-    total_bytes: u64,
+    /// Bytes of all devices, as the superblock counts them.
+    total_bytes: AtomicU64,
+    /// The same of the devices on which chunks are made, as large as they are going to be.
+    planned_bytes: AtomicU64,
+    /// Bytes that new chunks for data, for metadata and for the chunk tree have at most.
+    longest: [AtomicU64; 3],
+    /// Chunks of this type and profile that are open have so many bytes at least before an empty
+    /// one is given back.
+    kept_open: (AtomicU64, AtomicU64),
     /// Devices of the file system.
-    devices: u64,
+    devices: AtomicU64,
     system_changed: AtomicBool,
     /// Bytes of all trees that only commits edit: a commit may have to copy each of their blocks.
     global_trees: AtomicU64,
@@ -114,6 +127,13 @@ pub(crate) struct Allocator {
     /// Requests for chunks so far.
     #[cfg(test)]
     at_the_door: AtomicU64,
+}
+
+/// A stretch that is looked for, of so many bytes, in a group that is no newer.
+#[derive(Clone, Copy)]
+struct Room {
+    least: u64,
+    newest: Generation,
 }
 
 impl Allocator {
@@ -134,7 +154,6 @@ impl Allocator {
         let groups = Arc::new(Groups::new(accounts.clone(), nodesize));
         let rebuild = load_groups(&groups, options, volume, roots, epoch, nodesize)?;
         let devices = sb.num_devices();
-        accounts.set_data_charge(groups.widest_row(SpaceKind::Data, devices));
         let discards =
             Discards::new(options.clone(), volume.clone(), groups.clone(), epochs.clone());
         let this = Self {
@@ -144,8 +163,11 @@ impl Allocator {
             device: Mutex::new(device),
             made: Default::default(),
             given_back: AtomicU64::new(0),
-            total_bytes: sb.total_bytes.get(),
-            devices,
+            total_bytes: AtomicU64::new(sb.total_bytes.get()),
+            planned_bytes: AtomicU64::new(sb.total_bytes.get()),
+            longest: [const { AtomicU64::new(u64::MAX) }; 3],
+            kept_open: Default::default(),
+            devices: AtomicU64::new(devices),
             system_changed: AtomicBool::new(false),
             global_trees: AtomicU64::new(0),
             kept_by_commit: AtomicU64::new(0),
@@ -157,19 +179,29 @@ impl Allocator {
             #[cfg(test)]
             at_the_door: AtomicU64::new(0),
         };
+        this.charge_for_rows();
         this.measure_global_trees(roots, epoch)?;
         this.note_device_space();
         Ok(this)
     }
 
+    /// Bytes that a commit takes at most before what it frees can be used.
+    fn one_commit(&self) -> u64 {
+        // Each user of tree blocks leaves rows that it has begun and does not fill.
+        let begun =
+            USERS as u64 * (self.groups.widest_row(SpaceKind::Metadata, self.device_count()) - 1);
+        let blocks = SLACK_BLOCKS + begun;
+        self.global_trees() + blocks * u64::from(self.features.nodesize)
+    }
     /// Makes the global reserve as large as commits now need it.
     fn size_global_reserve(&self) {
         let metadata = self.accounts.figures(SpaceKind::Metadata);
-        // Each user of tree blocks leaves rows that it has begun and does not fill.
-        let begun = USERS as u64 * (self.groups.widest_row(SpaceKind::Metadata, self.devices) - 1);
-        let blocks = SLACK_BLOCKS + begun;
-        let commit = self.global_trees() + blocks * u64::from(self.features.nodesize);
-        self.accounts.set_global_reserve(global_reserve_size(commit, &metadata));
+        self.accounts.set_global_reserve(global_reserve_size(self.one_commit(), &metadata));
+    }
+    /// Bytes of metadata without which commits would be short of space: the least that the global
+    /// reserve may have.
+    pub(crate) fn needed_by_commits(&self) -> u64 {
+        2 * self.one_commit().min(MAX_COPIES_IN_RESERVE)
     }
     /// Measures the trees that only commits edit, and sizes the global reserve by them.
     ///
@@ -195,7 +227,7 @@ impl Allocator {
     /// The metadata that may be promised where chunks can still get so many bytes of it.
     fn overcommit(&self, capacity: u64) -> Overcommit {
         // A chunk needs whole stripes in one place, so a little is always lost, on each device.
-        let devices = self.volume.devices().count() as u64;
+        let devices = self.volume.devices_for_chunks() as u64;
         Overcommit(capacity.saturating_sub(devices * (4 << 20)) / 8 * 7)
     }
     /// Bytes that can still get into chunks of metadata, after `plan` is carried out.
@@ -214,7 +246,8 @@ impl Allocator {
     fn flags(&self, kind: SpaceKind) -> BlockGroupFlags {
         let all = self.groups.all();
         let of_kind = all.iter().map(|g| g.flags()).filter(|f| f.contains(type_of(kind)));
-        new_chunks(kind, of_kind, self.volume.devices_for_chunks())
+        let target = self.groups.targets().get(kind);
+        new_chunks(kind, of_kind, target, self.volume.devices_for_chunks())
     }
     fn profile(&self, kind: SpaceKind) -> Profile {
         profile_of(self.flags(kind))
@@ -231,7 +264,13 @@ impl Allocator {
         self.wanted_as(kind, self.flags(kind))
     }
     fn wanted_as(&self, kind: SpaceKind, flags: BlockGroupFlags) -> Wanted {
-        Wanted { kind, profile: profile_of(flags), total: self.total_bytes }
+        Wanted {
+            kind,
+            profile: profile_of(flags),
+            total: self.planned_bytes.load(Ordering::Relaxed),
+            most: Some(self.longest[kind as usize].load(Ordering::Relaxed))
+                .filter(|most| *most < u64::MAX),
+        }
     }
     /// Which of the counters of chunks is for `kind`.
     fn counter(&self, kind: SpaceKind) -> &AtomicU64 {
@@ -274,6 +313,10 @@ impl Allocator {
         from: &mut Reservation,
     ) -> Result<Vec<Logical>> {
         self.spare_the_commit(txns, count as u64 * u64::from(self.features.nodesize))?;
+        let room = Room { least: u64::from(self.features.nodesize), newest: Generation(u64::MAX) };
+        self.prepare_target(SpaceKind::Metadata, room, |seen| {
+            self.chunk_in_running(txns, SpaceKind::Metadata, seen)
+        })?;
         let mut squeezed = false;
         loop {
             let seen = self.seen(SpaceKind::Metadata);
@@ -305,6 +348,9 @@ impl Allocator {
         system: bool,
         from: &mut Reservation,
     ) -> Result<Logical> {
+        let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
+        let room = Room { least: u64::from(self.features.nodesize), newest: txn.generation() };
+        self.prepare_target(kind, room, |_| self.new_chunk(txn, kind, None))?;
         let mut squeezed = false;
         loop {
             let of = txn.generation();
@@ -314,7 +360,6 @@ impl Allocator {
                 let unit = (ClusterUser::Committer, Unit::Transaction(of));
                 self.groups.allocate_block(unit, of, from)
             };
-            let kind = if system { SpaceKind::System } else { SpaceKind::Metadata };
             match got {
                 Ok(at) => return Ok(at),
                 // Chunks that others have made meanwhile are of no use: they belong to a
@@ -360,6 +405,10 @@ impl Allocator {
         if self.accounts.is_mixed() {
             self.spare_the_commit(txns, wanted.most)?;
         }
+        let room = Room { least: wanted.least, newest: Generation(u64::MAX) };
+        self.prepare_target(SpaceKind::Data, room, |seen| {
+            self.chunk_in_running(txns, SpaceKind::Data, seen)
+        })?;
         loop {
             let seen = self.seen(SpaceKind::Data);
             match self.groups.allocate_data(wanted, Generation(u64::MAX), from) {
@@ -442,22 +491,28 @@ impl Allocator {
     }
     /// Blocks that the first block of a step of a log may take along.
     pub(crate) fn blocks_in_row(&self) -> u64 {
-        self.groups.widest_row(SpaceKind::Metadata, self.devices)
+        self.groups.widest_row(SpaceKind::Metadata, self.device_count())
     }
-    /// Name of the profile that chunks for `kind` have.
+    /// Name of the profile that chunks for `kind` have. New ones may have another, while devices
+    /// are missing.
     pub(crate) fn profile_name(&self, kind: SpaceKind) -> String {
-        self.flags(kind).profile().map_or_else(|_| "unknown".into(), |p| p.name().to_owned())
+        let all = self.groups.all();
+        let of_kind = all.iter().map(|g| g.flags()).filter(|f| f.contains(type_of(kind)));
+        new_chunks(kind, of_kind, None, 0)
+            .profile()
+            .map_or_else(|_| "unknown".into(), |p| p.name().to_owned())
     }
 
     /// Size and free bytes of the file system as data sees them.
     pub(crate) fn statfs(&self) -> (u64, u64) {
         let copies = self.copies(SpaceKind::Data);
-        let unallocated = self.device.lock().unallocated_as(self.profile(SpaceKind::Data));
+        let wanted = self.wanted(SpaceKind::Data);
+        let unallocated = self.device.lock().capacity(&wanted, None);
         let data = self.accounts.figures(SpaceKind::Data);
         // What is delayed is charged for the worst case.
         let reserved = self.accounts.reserved_by_operations(SpaceKind::Data);
         let free = data.free().saturating_sub(reserved / self.accounts.charge(SpaceKind::Data));
-        (self.total_bytes / copies, free + unallocated)
+        (self.total_bytes.load(Ordering::Relaxed) / copies, free + unallocated)
     }
 }
 
@@ -490,7 +545,13 @@ fn load_groups(
         if loaded.rebuild_free_space {
             rebuild.push(loaded.group.run());
         }
-        groups.add(loaded.group.with_columns(columns(options, &chunk)))?;
+        let is_on_seed = chunk.stripes.iter().any(|s| volume.is_seed(s.device));
+        let group = loaded.group.with_columns(columns(options, &chunk)).on_seed(is_on_seed);
+        let group = groups.add(group)?;
+        if is_on_seed {
+            groups.set_read_only(&group, true);
+            group.freeze();
+        }
     }
     Ok(rebuild)
 }

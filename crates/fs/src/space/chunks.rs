@@ -3,7 +3,9 @@
 //! Sizes and the choice of devices are policy, not format. They are those of Linux, so that file
 //! systems that Larder fills look like any other: the devices with the most room in one place come
 //! first, a striped chunk takes all that have room, and its stripes are as long as the last of them
-//! allows. Everything here is arithmetic on what is taken; nothing is allocated.
+//! allows. There is one exception: a mirrored chunk is shorter where it would leave more on one
+//! device than the others have room to mirror. Everything here is arithmetic on what is taken;
+//! nothing is allocated.
 //!
 //! [`capacity`] answers another question: how many bytes can still get into chunks like one, if
 //! they are made one after the other? Promises to metadata and the free space that people see
@@ -20,6 +22,8 @@ use std::cmp::Reverse;
 const STEP: u64 = 16 << 20;
 /// Shortest stripe worth having.
 pub(crate) const MIN_STRIPE: u64 = 1 << 20;
+/// A stripe that could be as long is not made shorter for the sake of what is left.
+const SHORTENED: u64 = 16 << 20;
 /// Longest stripe.
 const MAX_STRIPE: u64 = 1 << 30;
 /// Most stripes of a chunk: as many as an item in a leaf of 4 KiB has room for.
@@ -38,6 +42,8 @@ pub(crate) struct Wanted {
     pub(crate) profile: Profile,
     /// Bytes of all devices of the file system.
     pub(crate) total: u64,
+    /// Bytes that it has, but for what its stripes are rounded up by. `None`: as many as is usual.
+    pub(crate) most: Option<u64>,
 }
 
 impl Wanted {
@@ -56,11 +62,16 @@ impl Wanted {
     ///
     /// The chunk has at most about a tenth of the file system, so small ones do not run out of
     /// device space with one half-empty chunk for each type. The part of a stripe is rounded up to
-    /// 16 MiB: 112 MiB of a file system of 1 GiB.
+    /// 16 MiB: 112 MiB of a file system of 1 GiB. A chunk whose length is told needs no such rule.
     fn stripe_len(&self, stripes: u16) -> u64 {
         let (chunk, stripe) = self.limits();
         let columns = u64::from(self.profile.data_stripes(stripes));
-        stripe.min((chunk.min(self.total / 10) / columns).next_multiple_of(STEP))
+        stripe.min(match self.most {
+            None => (chunk.min(self.total / 10) / columns).next_multiple_of(STEP),
+            Some(most) => {
+                most.div_ceil(columns).max(1).div_ceil(MIN_STRIPE).saturating_mul(MIN_STRIPE)
+            }
+        })
     }
 
     /// So many devices are used of `there`, of which each has room. `None`: too few.
@@ -76,19 +87,21 @@ impl Wanted {
 /// Type and profile of new chunks for `kind`, where there are chunks like `those` and so many
 /// devices can be used.
 ///
-/// Of the profiles that there are, the one that survives most counts, as for Linux. If too few
+/// A conversion says which profile, `target`. Else, of the profiles that there are, the one that
+/// survives most counts, as for Linux. If too few
 /// devices are left for it, Linux makes single chunks. Here, new chunks have as many copies as
 /// can be had.
 #[must_use]
 pub(crate) fn new_chunks(
     kind: SpaceKind,
     those: impl Iterator<Item = BlockGroupFlags>,
+    target: Option<Profile>,
     devices: usize,
 ) -> BlockGroupFlags {
     let profile_of = |flags: BlockGroupFlags| flags.profile().unwrap_or(Profile::Single);
     let best = those.max_by_key(|f| rank(profile_of(*f))).unwrap_or(type_of(kind));
     let types = best & BlockGroupFlags::TYPES;
-    let mut profile = profile_of(best);
+    let mut profile = target.unwrap_or_else(|| profile_of(best));
     while devices > 0 && usize::from(profile.min_devices()) > devices {
         profile = with_fewer_devices(profile, types == BlockGroupFlags::DATA);
     }
@@ -222,6 +235,7 @@ pub(crate) fn plan_chunk(wanted: &Wanted, rooms: &[Room]) -> Option<ChunkPlan> {
     let chosen = &usable[..devices];
     let count = u16::try_from(devices * each).ok()?;
     let stripe_len = wanted.stripe_len(count).min(chosen.last()?.1);
+    let stripe_len = without_loss(wanted.profile, stripe_len, &usable, devices);
     let mut stripes = SmallVec::new();
     for (room, _) in chosen {
         let places = room.places(stripe_len, each)?;
@@ -229,6 +243,35 @@ pub(crate) fn plan_chunk(wanted: &Wanted, rooms: &[Room]) -> Option<ChunkPlan> {
     }
     let len = stripe_len * u64::from(wanted.profile.data_stripes(count));
     Some(ChunkPlan { len, stripe_len, stripes })
+}
+
+/// How long the stripes of a mirrored chunk on the first `chosen` devices can be, up to `most`, so
+/// that all of the room that is left can still be mirrored. If a chunk takes too much from the
+/// others, the largest of the devices that it does not lie on has room that nothing can use.
+fn without_loss(profile: Profile, most: u64, usable: &[(&Room, u64)], chosen: usize) -> u64 {
+    if !matches!(profile, Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4) {
+        return most;
+    }
+    let room = |(n, (room, _)): (usize, &(&Room, u64)), len: u64| {
+        room.bytes().saturating_sub(if n < chosen { len } else { 0 })
+    };
+    let in_all = |len: u64| {
+        let left = usable.iter().enumerate().map(|device| room(device, len)).collect();
+        divided(profile, left) + len
+    };
+    let all = in_all(0);
+    if in_all(most) >= all {
+        return most;
+    }
+    // What is lost grows with the length.
+    let (mut fits, mut too_long) = (MIN_STRIPE / STRIPE_LEN, most / STRIPE_LEN);
+    while too_long > fits + 1 {
+        let between = fits.midpoint(too_long);
+        let keeps_all = in_all(between * STRIPE_LEN) >= all;
+        *(if keeps_all { &mut fits } else { &mut too_long }) = between;
+    }
+    // Short chunks cost more than a little room.
+    (fits * STRIPE_LEN).max(most.min(SHORTENED))
 }
 
 /// Bytes that can still get into chunks like this, on these devices.
@@ -332,7 +375,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn wanted(kind: SpaceKind, profile: Profile, total: u64) -> Wanted {
-        Wanted { kind, profile, total }
+        Wanted { kind, profile, total, most: None }
     }
 
     /// Devices 1, 2, … with one hole each.
@@ -362,6 +405,18 @@ mod tests {
         assert_eq!(one(SpaceKind::Data, 1 << 45), GIB);
         assert_eq!(one(SpaceKind::System, GIB), 32 * MIB);
         assert_eq!(one(SpaceKind::System, 128 * MIB), 16 * MIB);
+    }
+
+    #[test]
+    fn a_chunk_has_as_much_as_is_wanted() {
+        let of = |profile, stripes, most| {
+            Wanted { most: Some(most), ..wanted(SpaceKind::Data, profile, GIB) }.stripe_len(stripes)
+        };
+        assert_eq!(of(Profile::Single, 1, 61 * MIB + 1), 62 * MIB);
+        assert_eq!(of(Profile::Single, 1, 0), MIB);
+        assert_eq!(of(Profile::Single, 1, GIB), GIB);
+        assert_eq!(of(Profile::Single, 1, 2 * GIB), GIB);
+        assert_eq!(of(Profile::Raid0, 4, 61 * MIB), 16 * MIB);
     }
 
     #[test]
@@ -432,7 +487,7 @@ mod tests {
         use Profile::{Dup, Raid0, Raid1, Raid1c3, Raid1c4, Raid5, Raid6, Raid10, Single};
         let of = |kind, there: &[Profile], devices| {
             let types = type_of(kind);
-            let flags = new_chunks(kind, there.iter().map(|p| types | p.flag()), devices);
+            let flags = new_chunks(kind, there.iter().map(|p| types | p.flag()), None, devices);
             assert!(flags.contains(types));
             flags.profile().unwrap()
         };
@@ -453,8 +508,14 @@ mod tests {
         assert_eq!(of(data, &[], 1), Single);
         assert_eq!(of(data, &[Raid1], 0), Raid1);
         let mixed = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
-        let flags = new_chunks(data, std::iter::once(mixed | BlockGroupFlags::RAID1), 1);
+        let both = || std::iter::once(mixed | BlockGroupFlags::RAID1);
+        let flags = new_chunks(data, both(), None, 1);
         assert_eq!(flags, mixed | BlockGroupFlags::DUP);
+        let flags = new_chunks(data, both(), Some(Raid0), 1);
+        assert_eq!(flags, mixed | BlockGroupFlags::RAID0);
+        // A conversion cannot make devices.
+        let flags = new_chunks(data, both(), Some(Raid1c3), 2);
+        assert_eq!(flags, mixed | BlockGroupFlags::RAID1);
     }
 
     #[test]
@@ -471,6 +532,22 @@ mod tests {
         assert_eq!(of(Profile::Raid10, &[10, 20, 30, 40]), 20 + 10 + 10);
         assert_eq!(of(Profile::Raid5, &[10, 20, 30]), 20 + 10);
         assert_eq!(of(Profile::Raid6, &[10, 20, 30, 40]), 20 + 10);
+    }
+
+    /// Chunks of 160 MiB would leave 137 MiB of the first device without a partner.
+    #[test]
+    fn mirrors_leave_nothing_without_a_partner() {
+        let free = in_mib(&[499, 341, 341]);
+        let wanted = wanted(SpaceKind::Data, Profile::Raid1, 1500 * MIB);
+        let mut rooms = rooms(&free);
+        assert_eq!(capacity(&wanted, &rooms) / MIB, 590);
+        let mut made = Vec::new();
+        while let Some(plan) = plan_chunk(&wanted, &rooms) {
+            plan.stripes.iter().for_each(|s| take(&mut rooms, *s, plan.stripe_len));
+            made.push(plan.len / MIB);
+        }
+        assert_eq!(made[..2], [160, 160], "as long as on Linux while that costs nothing");
+        assert!(made.iter().sum::<u64>() >= 588 && made.len() <= 6, "{made:?}");
     }
 
     fn in_mib(sizes: &[u64]) -> Vec<u64> {
@@ -501,6 +578,10 @@ mod tests {
                 }
                 made += plan.len;
             }
+            // Nothing is left that a mirror could have, but for what shorter chunks would cost.
+            let mirrors = matches!(profile, Profile::Raid1 | Profile::Raid1c3 | Profile::Raid1c4);
+            let best = divided(profile, in_mib(&sizes));
+            prop_assert!(!mirrors || made + 16 * MIB >= best, "{made} of {best}");
             // An end that is too short for two stripes counts, where a device has both.
             let ends = if profile == Profile::Dup { sizes.len() as u64 * MIB } else { 0 };
             prop_assert!(made + ends >= foretold, "{made} of {foretold}");

@@ -6,17 +6,19 @@
 //! is noted here ([`Told`]).
 //!
 //! A device of the file system may be missing, or fail. What chunks take of it stays known, and no
-//! new chunk goes there.
+//! new chunk goes there. The same holds for one that is about to leave. Devices come, go and change
+//! their size with a commit ([`DeviceChange`]); before one becomes smaller, new chunks keep below
+//! its future end.
 
 use crate::error::{Error, Place, Result};
 use crate::space::chunks::{
-    ChunkPlan, Room, Wanted, capacity, device_gaps, device_holes, divided, plan_chunk,
+    ChunkPlan, Room, Wanted, capacity, device_gaps, device_holes, plan_chunk,
 };
 use crate::tree::{Epoch, Roots, Version};
 use larder_format::items::{BlockGroupFlags, Chunk, DevExtent, Profile, Stripe, encode_sys_array};
 use larder_format::{
-    DevItem, DeviceId, FormatError, Key, KeyType, Logical, ObjectId, Physical, STRIPE_LEN,
-    Superblock,
+    DevItem, DeviceId, FormatError, Generation, Key, KeyType, Logical, ObjectId, Physical,
+    STRIPE_LEN, Superblock,
 };
 use larder_volume::Volume;
 use serde::Serialize;
@@ -37,10 +39,25 @@ pub(super) struct DeviceSpace {
 struct OneDevice {
     uuid: [u8; 16],
     size: u64,
+    /// New chunks end here at the latest: at the end, or at what is going to be the end.
+    limit: u64,
     /// First byte and length of every device extent.
     taken: BTreeMap<Physical, u64>,
     /// What the device was told of outside of them.
     told: Told,
+}
+
+/// A change of the devices, which a commit makes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DeviceChange {
+    /// A device comes, with this item.
+    Add(DevItem),
+    /// A device is a seed from now on, as it was with that commit.
+    Seed(DeviceId, Generation),
+    /// A device goes. No chunk lies on it.
+    Remove(DeviceId),
+    /// A device has so many bytes from now on. No chunk reaches beyond them.
+    Resize(DeviceId, u64),
 }
 
 /// What chunks of one kind take of a device.
@@ -60,6 +77,8 @@ pub(crate) struct DeviceUsage {
     pub(crate) id: DeviceId,
     pub(crate) uuid: [u8; 16],
     pub(crate) size: u64,
+    /// Where the last chunk on it ends.
+    pub(crate) end: Physical,
     pub(crate) allocated: Vec<AllocatedOnDevice>,
     pub(crate) unallocated: u64,
 }
@@ -106,9 +125,50 @@ impl DeviceSpace {
         Ok(this)
     }
 
+    /// A commit has changed the devices.
+    pub(super) fn change(&mut self, change: &DeviceChange) {
+        match change {
+            DeviceChange::Add(item) => {
+                // The first device that is built upon seeds is known before, and has chunks.
+                let id = DeviceId(item.devid.get());
+                self.devices.entry(id).or_insert_with(|| OneDevice::new(item));
+            }
+            DeviceChange::Seed(..) => {}
+            DeviceChange::Remove(id) => _ = self.devices.remove(id),
+            DeviceChange::Resize(id, size) => {
+                if let Some(device) = self.devices.get_mut(id) {
+                    device.size = *size;
+                    device.limit = *size;
+                    device.told.take(Physical(*size), u64::MAX - *size);
+                }
+            }
+        }
+    }
+    /// From now on new chunks on a device end here at the latest. `None`: at its end.
+    pub(super) fn set_limit(&mut self, id: DeviceId, limit: Option<u64>) {
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.limit = limit.map_or(device.size, |limit| limit.min(device.size));
+        }
+    }
+    /// Chunks of which a stripe reaches beyond a place of a device, the last on it first.
+    pub(super) fn chunks_beyond(&self, id: DeviceId, at: Physical) -> Vec<Logical> {
+        let end = |chunk: &Chunk| {
+            let here = chunk.stripes.iter().filter(|s| s.devid == id);
+            here.map(|s| s.offset.plus(chunk.stripe_bytes())).max()
+        };
+        let ends = self.chunks.iter().filter_map(|(start, chunk)| Some((end(chunk)?, *start)));
+        let mut beyond: Vec<(Physical, Logical)> = ends.filter(|(end, _)| *end > at).collect();
+        beyond.sort_unstable_by_key(|found| std::cmp::Reverse(*found));
+        beyond.into_iter().map(|(_, start)| start).collect()
+    }
+
     fn present(&self) -> impl Iterator<Item = (DeviceId, &OneDevice)> {
         let here = self.devices.iter().filter(|(id, _)| self.volume.takes_writes(**id));
         here.map(|(id, d)| (*id, d))
+    }
+    /// Those that new chunks may lie on.
+    fn open(&self) -> impl Iterator<Item = (DeviceId, &OneDevice)> {
+        self.present().filter(|(id, _)| self.volume.takes_chunks(*id))
     }
     /// All devices, also those that are missing.
     pub(super) fn usage(&self) -> Vec<DeviceUsage> {
@@ -116,6 +176,7 @@ impl DeviceSpace {
             id: *id,
             uuid: device.uuid,
             size: device.size,
+            end: device.end(),
             allocated: self.allocated_on(*id),
             unallocated: device.unallocated(),
         };
@@ -140,13 +201,13 @@ impl DeviceSpace {
     pub(super) fn size(&self) -> u64 {
         self.devices.values().fold(0, |sum, d| sum.saturating_add(d.size))
     }
+    /// Bytes of the devices that new chunks may lie on, as far as they may.
+    pub(super) fn size_for_chunks(&self) -> u64 {
+        self.open().fold(0, |sum, (_, d)| sum.saturating_add(d.limit))
+    }
     /// Bytes that no chunk takes.
     pub(super) fn unallocated(&self) -> u64 {
-        self.present().fold(0, |sum, (_, d)| sum.saturating_add(d.unallocated()))
-    }
-    /// The same, as bytes of data in chunks of a profile.
-    pub(super) fn unallocated_as(&self, profile: Profile) -> u64 {
-        divided(profile, self.present().map(|(_, d)| d.unallocated()).collect())
+        self.open().fold(0, |sum, (_, d)| sum.saturating_add(d.unallocated()))
     }
     /// Bytes that can still get into chunks like this, after `plan` is carried out if there is one.
     pub(super) fn capacity(&self, wanted: &Wanted, plan: Option<&ChunkPlan>) -> u64 {
@@ -161,9 +222,9 @@ impl DeviceSpace {
                 taken.extend(here.map(|s| (s.at, plan.stripe_len)));
                 taken.sort_unstable();
             }
-            Room { device: id, holes: device_holes(&taken, device.size) }
+            Room { device: id, holes: device_holes(&taken, device.limit) }
         };
-        self.present().map(room).collect()
+        self.open().map(room).collect()
     }
     /// Every stripe must have a device extent of its own, and every device extent a stripe: the
     /// space for a new chunk is all that no device extent takes.
@@ -250,6 +311,7 @@ impl OneDevice {
         Self {
             uuid: item.uuid,
             size: item.total_bytes.get(),
+            limit: item.total_bytes.get(),
             taken: BTreeMap::new(),
             told: Told::default(),
         }
@@ -258,8 +320,12 @@ impl OneDevice {
         self.taken.iter().map(|(at, len)| (*at, *len)).collect()
     }
     fn unallocated(&self) -> u64 {
-        let usable = self.size.saturating_sub(larder_format::DEVICE_RESERVED);
-        usable.saturating_sub(self.taken.values().sum::<u64>())
+        let usable = self.limit.saturating_sub(larder_format::DEVICE_RESERVED);
+        let taken = |(at, len): (&Physical, &u64)| (*len).min(self.limit.saturating_sub(at.0));
+        usable.saturating_sub(self.taken.iter().map(taken).sum::<u64>())
+    }
+    fn end(&self) -> Physical {
+        self.taken.last_key_value().map_or(Physical(0), |(at, len)| at.plus(*len))
     }
     fn first_untold(&self) -> Option<(Physical, u64)> {
         let mut known = self.taken();

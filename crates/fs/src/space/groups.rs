@@ -27,6 +27,7 @@ use crate::lock::{self, Mutex, RwLock};
 use crate::space::free_index::{Blocks, FreeIndex, Lengths};
 use crate::space::reserve::{Figures, Overcommit, Reservation, Space};
 use crate::space::stripes::{Change, HeldBack, Stripes, Unit};
+use crate::space::targets::Targets;
 use crate::space::{Run, SpaceKind};
 use larder_format::items::{BlockGroupFlags, Profile};
 use larder_format::{Generation, Logical, MAX_DATA_EXTENT, SECTOR_SIZE, STRIPE_LEN};
@@ -36,6 +37,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a cluster: as much as a commit writes with one request of a good size.
 const CLUSTER: u64 = 1 << 20;
+/// Bytes of metadata that are left for operations when a group is closed. Each holds well under one
+/// MiB while it is under way, and waits for others.
+const BESIDE: u64 = 4 << 20;
 
 /// No block group of the kind has room: a new chunk is needed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +118,8 @@ pub(crate) struct BlockGroup {
     /// Where there is parity.
     stripes: Option<Stripes>,
     created_in: Generation,
+    /// Does a part of it lie on a device that is never written?
+    is_on_seed: bool,
     state: Mutex<GroupState, lock::Group>,
 }
 
@@ -157,7 +163,7 @@ impl BlockGroup {
             removed: false,
             undiscarded: false,
         };
-        Self { run, flags, stripes: None, created_in, state: Mutex::new(state) }
+        Self { run, flags, stripes: None, created_in, is_on_seed: false, state: Mutex::new(state) }
     }
     /// The same group, in which parity covers elements of so many columns.
     #[must_use]
@@ -170,6 +176,16 @@ impl BlockGroup {
             s.rows = Some(HeldBack::separate(stripes, &mut s.free));
         }
         self
+    }
+    /// Does it lie on a seed, where nothing moves?
+    pub(crate) fn is_on_seed(&self) -> bool {
+        self.is_on_seed
+    }
+    /// The same group, of which a part lies on a seed. It is closed and frozen for good, once it
+    /// was closed.
+    #[must_use]
+    pub(crate) fn on_seed(self, is_on_seed: bool) -> Self {
+        Self { is_on_seed, ..self }
     }
     /// A new, empty group.
     #[must_use]
@@ -384,6 +400,7 @@ pub(crate) struct Groups {
     published: AtomicU64,
     /// Steps of logs so far.
     log_steps: AtomicU64,
+    targets: Targets,
 }
 
 impl Groups {
@@ -398,11 +415,42 @@ impl Groups {
             clusters: Mutex::default(),
             published: AtomicU64::new(0),
             log_steps: AtomicU64::new(0),
+            targets: Targets::default(),
         }
     }
     /// A transaction was published. A commit after it may use the groups that it made.
     pub(crate) fn set_published(&self, generation: Generation) {
         self.published.store(generation.0, Ordering::Relaxed);
+    }
+    /// What chunks are converted to.
+    pub(crate) fn targets(&self) -> &Targets {
+        &self.targets
+    }
+    /// From now on space is looked for in groups with these profiles first.
+    pub(crate) fn convert_to(&self, kind: SpaceKind, profile: Option<Profile>) {
+        let mut hint = self.data_hint.lock();
+        self.targets.set(kind, profile);
+        *hint = Logical(0);
+    }
+    /// Is a stretch of `bytes` for `kind` free in a group that is not newer than `newest`, and that
+    /// has the profile to which the kind is converted?
+    pub(crate) fn target_has_room(&self, kind: SpaceKind, newest: Generation, bytes: u64) -> bool {
+        self.all().iter().any(|g| {
+            let has_room = || {
+                let s = g.state.lock();
+                !s.read_only && !s.removed && s.free.largest() >= bytes
+            };
+            g.serves(kind)
+                && g.created_in <= newest
+                && self.targets.is_met(kind, g.flags)
+                && has_room()
+        })
+    }
+    /// Free bytes for `kind` in groups with the profile to which it is converted.
+    pub(crate) fn free_in_target(&self, kind: SpaceKind) -> u64 {
+        let is_usable = |g: &Arc<BlockGroup>| g.serves(kind) && self.targets.is_met(kind, g.flags);
+        let all = self.all().into_iter().filter(is_usable).map(|g| g.usage());
+        all.filter(|usage| !usage.read_only).map(|usage| usage.free).sum()
     }
     /// The accounts.
     #[must_use]
@@ -496,29 +544,33 @@ impl Groups {
     /// Sectors of the longest row that a kind may have, on so many devices: what a sector may hold
     /// back, with itself. 1 where there is no parity.
     pub(crate) fn widest_row(&self, kind: SpaceKind, devices: u64) -> u64 {
+        // New chunks take all devices.
+        let of_new = |parity: u16| match parity {
+            0 => 1,
+            parity => devices.saturating_sub(parity.into()),
+        };
         let parity = |g: &BlockGroup| g.flags.profile().map_or(0, Profile::parity);
         let all = self.all().into_iter().filter(|g| g.serves(kind));
         all.filter(|g| parity(g) > 0)
-            .map(|g| {
-                let columns = g.stripes.map_or(1, |s| s.columns);
-                // New chunks take all devices.
-                columns.max(devices.saturating_sub(parity(&g).into()))
-            })
+            .map(|g| g.stripes.map_or(1, |s| s.columns).max(of_new(parity(&g))))
+            .chain(self.targets.get(kind).map(|target| of_new(target.parity())))
             .max()
             .unwrap_or(1)
+            .max(1)
     }
     /// A number for a step of a log.
     pub(crate) fn next_log_step(&self) -> Unit {
         Unit::LogStep(self.log_steps.fetch_add(1, Ordering::Relaxed))
     }
-    /// Groups of a kind, in the order in which to look for space: first those that are not
-    /// published. The commit that is under way must not use these, and what is free elsewhere may
-    /// be all that it has.
+    /// Groups of a kind, in the order in which to look for space. Where chunks are converted, those
+    /// come first that have the new profile. Else those come first that are not published: the
+    /// commit that is under way must not use these, and what is free elsewhere may be all that it
+    /// has.
     fn serving(&self, kind: SpaceKind) -> Vec<Arc<BlockGroup>> {
         let mut all: Vec<_> =
             self.groups.read().values().filter(|g| g.serves(kind)).cloned().collect();
         let published = self.published.load(Ordering::Relaxed);
-        all.sort_by_key(|g| g.created_in.0 <= published);
+        all.sort_by_key(|g| (!self.targets.is_met(kind, g.flags), g.created_in.0 <= published));
         all
     }
 
@@ -533,7 +585,9 @@ impl Groups {
         newest: Generation,
         from: &mut Reservation,
     ) -> std::result::Result<Run, NeedChunk> {
-        let wanted = Lengths { most: wanted.most.min(MAX_DATA_EXTENT), ..wanted };
+        // Linux preallocates longer ones, and they move as they are.
+        let longest = MAX_DATA_EXTENT.max(wanted.least);
+        let wanted = Lengths { most: wanted.most.min(longest), ..wanted };
         let sectors = |len: u64| len.is_multiple_of(u64::from(SECTOR_SIZE));
         assert!(
             (1..=wanted.most).contains(&wanted.least)
@@ -542,18 +596,24 @@ impl Groups {
         );
         let whole = Lengths::exactly(wanted.most);
         let mut hint = self.data_hint.lock();
-        let near = self.find(*hint).filter(|g| g.serves(SpaceKind::Data));
+        let is_met = |g: &Arc<BlockGroup>| self.targets.is_met(SpaceKind::Data, g.flags);
+        let near = self.find(*hint).filter(|g| g.serves(SpaceKind::Data) && is_met(g));
         let got = near
             .and_then(|g| g.take_data(newest, from, whole, Some(*hint)))
             .or_else(|| {
-                let groups = self.serving(SpaceKind::Data);
-                groups.iter().find_map(|g| g.take_data(newest, from, whole, None)).or_else(|| {
-                    let longest = |g: &Arc<BlockGroup>| {
-                        let s = g.state.lock();
-                        if s.read_only || g.created_in > newest { 0 } else { s.free.largest() }
-                    };
-                    let best = groups.iter().max_by_key(|g| longest(g))?;
-                    best.take_data(newest, from, wanted, None)
+                let longest = |g: &Arc<BlockGroup>| {
+                    let s = g.state.lock();
+                    if s.read_only || g.created_in > newest { 0 } else { s.free.largest() }
+                };
+                let (met, others): (Vec<_>, Vec<_>) =
+                    self.serving(SpaceKind::Data).into_iter().partition(is_met);
+                [met, others].iter().find_map(|groups| {
+                    groups.iter().find_map(|g| g.take_data(newest, from, whole, None)).or_else(
+                        || {
+                            let best = groups.iter().max_by_key(|g| longest(g))?;
+                            best.take_data(newest, from, wanted, None)
+                        },
+                    )
                 })
             })
             .ok_or(NeedChunk(SpaceKind::Data))?;
@@ -613,7 +673,10 @@ impl Groups {
             rest(window, got).or(group.stripes.map(|_| window))
         };
         if let Some(window) = clusters[mine] {
-            let group = self.find(window.start).filter(|g| g.serves(SpaceKind::Metadata));
+            let is_met = |g: &Arc<BlockGroup>| {
+                g.serves(SpaceKind::Metadata) && self.targets.is_met(SpaceKind::Metadata, g.flags)
+            };
+            let group = self.find(window.start).filter(is_met);
             let got = group
                 .as_ref()
                 .and_then(|g| g.take_block(newest, of, from, |f| f.allocate_in(window, blocks)));
@@ -763,18 +826,22 @@ impl Groups {
 
     /// Keeps a group from being allocated from. Its free space counts as unusable from now on.
     /// Returns false, and changes nothing, if what was promised, and what the group holds, would
-    /// not find space elsewhere.
+    /// not find space elsewhere, or if next to nothing were left there for operations that begin
+    /// meanwhile.
     pub(crate) fn try_set_read_only(&self, group: &BlockGroup) -> bool {
         let mut s = group.state.lock();
         if s.read_only || s.removed {
             return !s.removed;
         }
         let free = s.free.total();
-        s.read_only = self.space.try_make_unusable(group.kind(), (free, s.allocated));
+        let is_metadata = group.flags.contains(BlockGroupFlags::METADATA);
+        let beside = if is_metadata { BESIDE } else { 0 };
+        s.read_only = self.space.try_make_unusable(group.kind(), (free, s.allocated + beside));
         s.read_only
     }
     /// The same without the test; or allows the group again.
     pub(crate) fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
+        let read_only = read_only || group.is_on_seed;
         let mut s = group.state.lock();
         s.frozen &= read_only;
         if s.read_only != read_only && !s.removed {

@@ -12,6 +12,7 @@
 //! | [`csum_tree`] | how data checksums are packed into items |
 //! | [`free_index`] | how free space of a block group is searched in memory |
 //! | [`stripes`] | which free space is held back because of parity |
+//! | [`targets`] | to which profiles chunks are converted |
 //! | [`chunks`] | how large chunks are and where they go |
 //! | [`device`] | what chunks take of the device |
 //! | [`reserve`] | which requests wait, and in which order, when space is short |
@@ -41,14 +42,14 @@ pub(crate) mod refs;
 pub(crate) mod reserve;
 mod run;
 pub(crate) mod stripes;
+pub(crate) mod targets;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trim;
 pub(crate) mod usage;
 
 pub use device::AllocatedOnDevice;
-pub(crate) use device::DeviceUsage;
-pub(crate) use device::device_items;
+pub(crate) use device::{DeviceChange, DeviceUsage, device_items};
 pub(crate) use kind::SpaceKind;
 pub(crate) use run::Pinned;
 pub(crate) use run::{Run, RunJoiner};

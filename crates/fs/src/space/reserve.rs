@@ -122,6 +122,8 @@ struct Asked {
 
 struct Ticket {
     bytes: u64,
+    /// See [`Reservation`].
+    charge: u64,
     overcommits: bool,
     asked: Asked,
     state: Mutex<TicketState, lock::Ticket>,
@@ -129,9 +131,10 @@ struct Ticket {
 }
 
 impl Ticket {
-    fn new(bytes: u64, overcommits: bool, asked: Asked) -> Arc<Self> {
+    /// For so many bytes, with what each is charged.
+    fn new((bytes, charge): (u64, u64), overcommits: bool, asked: Asked) -> Arc<Self> {
         let state = Mutex::new(TicketState::Waiting);
-        Arc::new(Self { bytes, overcommits, asked, state, changed: Condvar::new() })
+        Arc::new(Self { bytes, charge, overcommits, asked, state, changed: Condvar::new() })
     }
     fn is_granted(&self) -> bool {
         *self.state.lock() == TicketState::Granted
@@ -277,8 +280,8 @@ impl Space {
         })
     }
 
-    /// Rows have at most so many sectors, of which a sector of data may take all. Called before
-    /// anything is reserved.
+    /// Rows have at most so many sectors, of which a sector of data may take all. What is reserved
+    /// already stays charged as it was.
     pub(crate) fn set_data_charge(&self, sectors: u64) {
         self.data_charge.store(sectors.max(1), Ordering::Relaxed);
     }
@@ -465,20 +468,16 @@ impl Space {
         fits
     }
 
-    fn guard(self: &Arc<Self>, kind: SpaceKind, bytes: u64) -> Reservation {
-        self.guard_of(kind, bytes, Asked::default())
-    }
-    /// A guard for what was taken for a request.
-    fn guard_of(self: &Arc<Self>, kind: SpaceKind, bytes: u64, asked: Asked) -> Reservation {
-        let charge = self.charge(kind);
-        Reservation { space: Arc::clone(self), kind, bytes, charge, passing: asked.passes }
+    /// A guard for what was taken, `charge` for each byte.
+    fn guard(self: &Arc<Self>, kind: SpaceKind, (bytes, charge): (u64, u64)) -> Reservation {
+        Reservation { space: Arc::clone(self), kind, bytes, charge, passing: false }
     }
 
     /// An empty reservation, to merge others into. What is allocated beyond what it holds comes
     /// from the global reserve, then from free space. The committer uses it.
     #[must_use]
     pub(crate) fn empty(self: &Arc<Self>, kind: SpaceKind) -> Reservation {
-        self.guard(kind, 0)
+        self.guard(kind, (0, self.charge(kind)))
     }
 
     /// Reserves if that can be done at once. `None` if it cannot, or if other requests wait
@@ -501,13 +500,16 @@ impl Space {
         let mut state = self.account(kind).state.lock();
         // Requests in line are not overtaken. Otherwise those that need the global reserve would
         // never find it full.
-        let charged = bytes.saturating_mul(self.charge(kind));
+        let charge = self.charge(kind);
+        let charged = bytes.saturating_mul(charge);
         let fits = state.queue.is_empty()
             && (state.try_take(charged, kind == SpaceKind::Metadata)
                 || asked.deletes && state.take_half_of_global(charged));
         fits.then(|| {
             state.passing += u64::from(asked.passes);
-            self.guard_of(kind, bytes, asked)
+            let mut guard = self.guard(kind, (bytes, charge));
+            guard.passing = asked.passes;
+            guard
         })
     }
 
@@ -572,13 +574,13 @@ impl Space {
         bytes: u64,
     ) -> Result<Reservation> {
         let mut state = self.account(kind).state.lock();
-        let charged = bytes.saturating_mul(self.charge(kind));
-        if state.try_take(charged, kind == SpaceKind::Metadata) {
-            return Ok(self.guard(kind, bytes));
+        let charge = self.charge(kind);
+        if state.try_take(bytes.saturating_mul(charge), kind == SpaceKind::Metadata) {
+            return Ok(self.guard(kind, (bytes, charge)));
         }
         if kind == SpaceKind::Metadata && state.global >= bytes {
             state.global -= bytes;
-            return Ok(self.guard(kind, bytes));
+            return Ok(self.guard(kind, (bytes, charge)));
         }
         Err(Error::NoSpace)
     }
@@ -594,7 +596,7 @@ impl Space {
         let kind = SpaceKind::Metadata;
         let mut state = self.account(kind).state.lock();
         if state.try_take(bytes, true) || deleting && state.take_half_of_global(bytes) {
-            return Some(self.guard(kind, bytes));
+            return Some(self.guard(kind, (bytes, self.charge(kind))));
         }
         None
     }
@@ -628,7 +630,7 @@ impl Reservation {
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        self.space.guard(self.kind, bytes)
+        self.space.guard(self.kind, (bytes, self.charge))
     }
     /// Takes over what `other` holds.
     ///
@@ -636,7 +638,18 @@ impl Reservation {
     /// When it is of another kind of space.
     pub(crate) fn merge(&mut self, mut other: Self) {
         assert_eq!(self.kind, other.kind);
+        if self.charge != other.charge {
+            self.charge_as(other.charge);
+        }
         self.bytes += std::mem::take(&mut other.bytes);
+    }
+    /// Has what it holds charged at another rate. Space is not looked for: a rate changes only
+    /// before chunks come that need it.
+    fn charge_as(&mut self, charge: u64) {
+        let mut state = self.space.account(self.kind).state.lock();
+        state.figures.reserved -= self.bytes * self.charge;
+        state.figures.reserved += self.bytes * charge;
+        self.charge = charge;
     }
     /// Gives back all but `keep` bytes.
     pub(crate) fn shrink_to(&mut self, keep: u64) {

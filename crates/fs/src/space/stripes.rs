@@ -62,6 +62,18 @@ impl Stripes {
         Run::between(at(first), at(last))
     }
 
+    /// The beginning of `run` up to the last border between full stripes in it. If there is none:
+    /// up to the first border behind it, or up to `end`.
+    pub(crate) fn up_to_a_border(self, run: Run, end: Logical) -> Run {
+        let into = |at: Logical| at.0 - self.start.0;
+        let last = self.start.plus(into(run.end()) / self.len() * self.len());
+        let border = if last > run.start { last } else { last.plus(self.len()) };
+        Run::new(
+            run.start,
+            if run.end() == end { run.len } else { border.min(end).0 - run.start.0 },
+        )
+    }
+
     /// All that lies in the rows of `run`, with `run` itself: full stripes first to last, and of
     /// those that `run` has in part the same range of each element.
     fn rows_of(self, run: Run) -> Vec<Rows> {

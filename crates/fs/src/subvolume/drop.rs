@@ -15,6 +15,12 @@
 //! has the flag already is looked at, too: relocation gives the flag to the blocks that it copies,
 //! and not to those below them that stay.
 //!
+//! A tree of Linux's relocation is dropped in the same way. All of its blocks that nothing else
+//! uses refer to their children themselves, and none belongs to it, so nothing is made independent.
+//! Until then it may say by `drop_progress` how far Linux had put its blocks to use. That has no
+//! meaning here: a block that Linux has put to use is in the subvolume, and the tree has the old
+//! one instead.
+//!
 //! Nothing else changes this tree: edits of a deleted subvolume are refused, and the walk begins
 //! when the transaction that deleted it is published.
 
@@ -22,12 +28,13 @@ use crate::api::past_no_return;
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
 use crate::transaction::sharing::{KnownRefs, Released};
-use crate::transaction::{Handle, Progress, parse_root_item, root_pointer};
+use crate::transaction::{DeadTree, Handle, Progress, parse_root_item, root_pointer};
 use crate::tree::{EditStop, Need, Node, Pointer, child_pointer, child_slot, doing};
 use larder_format::items::{ExtentRef, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use zerocopy::FromZeros;
 
 /// Notes that one step makes, up to one block's more. A seal waits for a step.
 const STEP_NOTES: u64 = 2000;
@@ -38,16 +45,17 @@ const MANY_NOTES: u64 = 50_000;
 
 /// The thread that drops trees.
 pub(crate) fn run(core: &Core) {
-    while let Some((id, since)) = core.drops.next() {
-        let done = core.txns.wait(since).and_then(|()| drop_tree(core, id));
+    while let Some((tree, since)) = core.drops.next() {
+        let done = core.txns.wait(since).and_then(|()| drop_tree(core, tree));
         if let Err(e) = &done {
-            tracing::warn!("deleted subvolume {id} is not dropped yet: {e}");
+            tracing::warn!("the {tree} is not dropped yet: {e}");
         }
-        core.drops.done(id, done.ok());
+        core.drops.done(tree, done.ok());
     }
 }
 
-/// Queues the subvolumes that were deleted earlier, by Larder or Linux, and not dropped completely.
+/// Queues the subvolumes that were deleted earlier, by Larder or Linux, and not dropped completely,
+/// and the trees of a relocation that Linux did not finish.
 ///
 /// # Errors
 /// Reading or corruption.
@@ -61,33 +69,40 @@ pub(crate) fn queue_earlier(core: &Core) -> Result<()> {
         Ok(true)
     })?;
     for id in found.into_iter().filter(|id| id.is_subvolume() && *id != ObjectId::FS_TREE) {
-        core.drops.add(id, Generation(0));
+        core.drops.add(DeadTree::Subvolume(id), Generation(0));
     }
-    Ok(())
+    let of = |offset| Key::new(ObjectId::TREE_RELOC, KeyType::ROOT_ITEM, offset);
+    roots.scan(&of(0), &of(u64::MAX), |item| {
+        core.drops.add(DeadTree::Relocation(ObjectId(item.key.offset)), Generation(0));
+        Ok(true)
+    })
 }
 
 /// Drops a tree. False if it was told to stop before the end.
-fn drop_tree(core: &Core, id: TreeId) -> Result<bool> {
+fn drop_tree(core: &Core, tree: DeadTree) -> Result<bool> {
     let _waiting_is_allowed = past_no_return();
     let _doing = doing("drop subvolume");
     let found = {
         let roots = core.roots.root.version(core.epochs.enter());
-        match roots.at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))? {
-            Some(item) if item.key.objectid == id && item.key.kind == KeyType::ROOT_ITEM => {
-                Some((item.key.offset, parse_root_item(&item)?))
-            }
+        match roots.at_or_before(&tree.last_key())? {
+            Some(item) if tree.is_at(&item.key) => Some((item.key.offset, parse_root_item(&item)?)),
             _ => None,
         }
     };
-    let Some((born, item)) = found else {
-        finish(core, &mut core.begin_deleting(1)?, id);
+    let Some((born, mut item)) = found else {
+        finish(core, &mut core.begin_deleting(1)?, tree);
         return Ok(true);
     };
     if item.refs.get() > 0 {
-        tracing::warn!("subvolume {id} is announced as deleted, but it is not");
-        return Ok(true);
+        match tree {
+            DeadTree::Subvolume(id) => {
+                tracing::warn!("subvolume {id} is announced as deleted, but it is not");
+                return Ok(true);
+            }
+            DeadTree::Relocation(_) => item.drop_progress.zero(),
+        }
     }
-    let mut walk = Walk::new(core, id, Generation(born), &item)?;
+    let mut walk = Walk::new(core, tree, Generation(born), &item)?;
     while !walk.step(core)? {
         if core.drops.stopped() {
             return Ok(false);
@@ -101,10 +116,10 @@ fn drop_tree(core: &Core, id: TreeId) -> Result<bool> {
 }
 
 /// Notes that nothing is left of a tree.
-fn finish(core: &Core, h: &mut Handle<'_>, id: TreeId) {
+fn finish(core: &Core, h: &mut Handle<'_>, tree: DeadTree) {
     h.noted_for_root_tree(2);
-    h.txn.roots.lock().drops.insert(id, Progress::Done);
-    let subvol = core.subvols.write().remove(&id);
+    h.txn.roots.lock().drops.insert(tree, Progress::Done);
+    let subvol = core.subvols.write().remove(&tree.id());
     if let Some(subvol) = subvol {
         subvol.inodes.clear();
     }
@@ -122,16 +137,28 @@ struct Open {
     reference: ExtentRef,
 }
 
-/// The reference by which a child of this node is referred to.
-fn reference_below(open: Option<&Open>, tree: TreeId) -> ExtentRef {
-    match open {
-        Some(open) if open.full => ExtentRef::SharedBlock { parent: open.node.address() },
-        _ => ExtentRef::TreeBlock { root: tree },
+impl Open {
+    /// The reference by which a child of this node is referred to.
+    fn reference_below(&self, tree: DeadTree) -> ExtentRef {
+        match self.full {
+            true => ExtentRef::SharedBlock { parent: self.node.address() },
+            false => ExtentRef::TreeBlock { root: owner(tree, &self.node) },
+        }
+    }
+}
+
+/// The tree in whose name a block of a dead tree refers to what is below it, unless it refers
+/// itself.
+fn owner(tree: DeadTree, block: &Node) -> TreeId {
+    match tree {
+        DeadTree::Subvolume(id) => id,
+        DeadTree::Relocation(_) => block.view().owner(),
     }
 }
 
 #[derive(Debug)]
 struct Walk {
+    dead: DeadTree,
     tree: TreeId,
     /// Only blocks of later transactions can be the tree's own.
     born: Generation,
@@ -147,10 +174,11 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(core: &Core, tree: TreeId, born: Generation, item: &RootItem) -> Result<Self> {
+    fn new(core: &Core, dead: DeadTree, born: Generation, item: &RootItem) -> Result<Self> {
         let root = root_pointer(item);
         let mut walk = Self {
-            tree,
+            dead,
+            tree: dead.id(),
             born,
             root,
             started: false,
@@ -171,7 +199,7 @@ impl Walk {
         let mut ptr = self.root;
         loop {
             let node = core.store.get(&ptr, self.tree)?;
-            let reference = reference_below(self.open.last(), self.tree);
+            let reference = self.reference();
             let h = core.begin_deleting(1)?;
             let full = loop {
                 let at = (ptr.at, ptr.level);
@@ -243,17 +271,27 @@ impl Walk {
         h.noted_refs(notes);
         // Whatever ended the step, its notes and its position belong together, so both are noted.
         match self.position() {
-            _ if self.is_done() => finish(core, &mut h, self.tree),
+            _ if self.is_done() => finish(core, &mut h, self.dead),
             Some(mut progress) if !fault!(core.options.tuning, DropWithoutProgress) => {
                 if fault!(core.options.tuning, DropProgressEarly) {
                     progress = self.position_ahead().unwrap_or(progress);
                 }
                 h.noted_for_root_tree(1);
-                h.txn.roots.lock().drops.insert(self.tree, progress);
+                h.txn.roots.lock().drops.insert(self.dead, progress);
             }
             _ => {}
         }
         outcome
+    }
+
+    /// The reference by which the current block is referred to. Nothing points to the root of a
+    /// tree of Linux's relocation but its ROOT_ITEM, and it counts as its own parent.
+    fn reference(&self) -> ExtentRef {
+        match (self.open.last(), self.dead) {
+            (Some(open), dead) => open.reference_below(dead),
+            (None, DeadTree::Subvolume(root)) => ExtentRef::TreeBlock { root },
+            (None, DeadTree::Relocation(_)) => ExtentRef::SharedBlock { parent: self.root.at },
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -279,7 +317,8 @@ impl Walk {
         while let Some(open) = self.open.last()
             && open.next >= open.node.view().nritems()
         {
-            notes += core.note_freed(&h.txn, self.tree, &open.node, open.full, open.reference)?;
+            let tree = owner(self.dead, &open.node);
+            notes += core.note_freed(&h.txn, tree, &open.node, open.full, open.reference)?;
             self.open.pop();
         }
         Ok(notes)
@@ -313,11 +352,12 @@ impl Walk {
         known: &mut KnownRefs,
         ptr: &Pointer,
     ) -> Result<u64> {
-        let reference = reference_below(self.open.last(), self.tree);
+        let reference = self.reference();
         let block = (ptr.at, ptr.level);
         let mut node = None;
         // For an older block the answer is known without reading it.
-        let mut owned = (ptr.generation <= self.born || self.independent).then_some(false);
+        let is_others = matches!(self.dead, DeadTree::Relocation(_)) || ptr.generation <= self.born;
+        let mut owned = (is_others || self.independent).then_some(false);
         loop {
             match core.note_released(&h.txn, known, block, reference, owned) {
                 Ok(Released::Shared) => {
@@ -331,7 +371,8 @@ impl Walk {
                     };
                     let mut notes = 0;
                     if ptr.level == 0 {
-                        notes = core.note_freed(&h.txn, self.tree, &node, full, reference)?;
+                        let tree = owner(self.dead, &node);
+                        notes = core.note_freed(&h.txn, tree, &node, full, reference)?;
                     }
                     self.passed();
                     if ptr.level > 0 {
@@ -430,5 +471,5 @@ pub(crate) fn kill(core: &Core, h: &mut Handle<'_>, subvol: &Arc<Subvolume>) {
     h.noted_for_root_tree(4);
     subvol.set_dead();
     h.txn.roots.lock().root(subvol).deleted = true;
-    core.drops.add(subvol.id, h.generation());
+    core.drops.add(DeadTree::Subvolume(subvol.id), h.generation());
 }

@@ -1,12 +1,14 @@
 //! The durability barrier: what is on the device before what.
 //!
-//! Two rules make a crash harmless, and this module keeps both.
+//! Three rules make a crash harmless, and this module keeps both.
 //!
 //! - A superblock is written only when everything it leads to is durable: flush, superblocks,
 //!   flush.
 //! - Superblocks are written in order. A log is attached to the superblock of the transaction
 //!   before its own. That superblock is never written after the one of the log's own transaction. A
 //!   thread that writes either holds [`SuperblockWritten`].
+//! - A device that is new has its superblock before the others count it: flush, superblocks of new
+//!   devices, flush, all superblocks, flush. So a crash leaves no file system that misses a device.
 //!
 //! A flush counts as good only if no early flush failed beside it: see [`super::early_flush`].
 
@@ -37,6 +39,8 @@ impl Ground {
     ) -> Result<()> {
         // A log's superblock is of the transaction before, so it is never written after this one.
         let mut written = self.superblock_written.lock();
+        let superblocks =
+            if self.volume.target().is_none() { superblocks.without_target() } else { superblocks };
         self.flush_around(&superblocks)?;
         *written = SuperblockWritten { generation, superblocks, logs: 0 };
         Ok(())
@@ -44,12 +48,13 @@ impl Ground {
 
     /// Makes the superblock durable on all devices that the file system is opened with, before
     /// anything else is written. A power cut may have left it on some of them only. The others
-    /// would lead to what is overwritten from now on, if those were lost.
+    /// would lead to what is overwritten from now on, if those were lost. The target of a
+    /// replacement may have a newer one, and Linux would go by that.
     ///
     /// # Errors
     /// The device's.
     pub(crate) fn agree_on_superblock(&self) -> Result<()> {
-        let alone = self.volume.devices().nth(1).is_none();
+        let alone = self.volume.devices().nth(1).is_none() && self.volume.target().is_none();
         if alone || self.read_only.is_some() || fault!(self.options.tuning, SuperblockOnSome) {
             return Ok(());
         }
@@ -64,6 +69,7 @@ impl Ground {
         let which =
             if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
         let write = || -> Result<()> {
+            self.put_on_new(superblocks)?;
             let done = self.put(superblocks, which);
             if !fault!(tuning, IgnoreWriteErrors) {
                 done?;
@@ -119,18 +125,36 @@ impl Ground {
         Ok(true)
     }
 
+    /// Makes the superblocks of devices durable that are new.
+    fn put_on_new(&self, superblocks: &Superblocks) -> Result<()> {
+        let new = superblocks.new_devices();
+        if new.is_empty() || fault!(self.options.tuning, DeviceCountedFirst) {
+            return Ok(());
+        }
+        let of = |id| superblocks.of(id).filter(|_| new.contains(&id));
+        self.volume.write_superblocks(&of, SuperCopies::All)?;
+        self.flush()?;
+        if superblocks.target_takes_over() && !self.volume.target_takes_writes() {
+            let what = "the device that was to take the place of another one has failed";
+            return Err(Error::Unsupported(what.into()));
+        }
+        Ok(())
+    }
+
     /// Writes to each device its own superblock.
     fn put(&self, superblocks: &Superblocks, which: SuperCopies) -> VolumeResult<()> {
         if fault!(self.options.tuning, SuperOnOneDevice)
             && let Some((id, device)) = self.volume.devices().next()
+            && let Some(superblock) = superblocks.of(id)
         {
-            return write_superblocks(&**device, &superblocks.of(id), which);
+            return write_superblocks(&*device, &superblock, which);
         }
         if fault!(self.options.tuning, SuperblockOnSome) {
             let behind = self.volume.behind();
             let mut others = self.volume.devices().filter(|(id, _)| !behind.contains(id));
-            return others.try_for_each(|(id, device)| {
-                write_superblocks(&**device, &superblocks.of(id), which)
+            return others.try_for_each(|(id, device)| match superblocks.of(id) {
+                Some(superblock) => write_superblocks(&*device, &superblock, which),
+                None => Ok(()),
             });
         }
         self.volume.write_superblocks(&|id| superblocks.of(id), which)

@@ -20,8 +20,8 @@ use crate::error::{Error, Result};
 use crate::space::extent_tree::{self, Applied};
 use crate::space::refs::{DelayedRefs, ExtentKind, RefHead};
 use crate::space::reserve::Reservation;
-use crate::space::{Pinned, Run, SpaceKind, csum_tree};
-use crate::transaction::{CommitSource, Ground, SubvolumeTree, Txn, writeout};
+use crate::space::{DeviceChange, Pinned, Run, SpaceKind, csum_tree};
+use crate::transaction::{CommitSource, Ground, SubvolumeTree, Target, Txn, writeout};
 use crate::tree::{Root, Tree, doing};
 use larder_format::items::Chunk;
 use larder_format::{Key, KeyType, Logical, ObjectId, Superblock, TreeId};
@@ -145,6 +145,10 @@ struct Committer<'a> {
     removed: Vec<(Run, Chunk)>,
     /// Trees that nothing edits, of which blocks have moved.
     moved_trees: Vec<Tree>,
+    /// The target of a replacement, as this commit says.
+    target: Option<Target>,
+    /// How this commit changes the devices.
+    device_changes: Vec<DeviceChange>,
 }
 
 impl<'a> Committer<'a> {
@@ -165,6 +169,8 @@ impl<'a> Committer<'a> {
             dirty_groups: BTreeSet::new(),
             removed: Vec::new(),
             moved_trees: Vec::new(),
+            target: None,
+            device_changes: Vec::new(),
             txn,
         }
     }
@@ -173,8 +179,10 @@ impl<'a> Committer<'a> {
     fn fixpoint(&mut self, frozen: &[Frozen]) -> Result<()> {
         let ground = self.ground;
         self.rebuild_free_space()?;
+        self.add_devices()?;
         self.write_new_groups()?;
         self.remove_empty_groups()?;
+        self.change_devices()?;
         self.write_devices()?;
         for f in frozen {
             self.write_subvolume_root(f)?;
@@ -261,6 +269,7 @@ impl<'a> Committer<'a> {
     /// Makes the transaction the published one.
     fn publish(mut self, frozen: &[Frozen], superblock: Box<Superblock>) {
         let ground = self.ground;
+        let total = superblock.total_bytes();
         *ground.superblock.lock() = superblock;
         ground.store.set_super_generation(self.txn.generation);
         settle(ground, frozen);
@@ -270,6 +279,10 @@ impl<'a> Committer<'a> {
         let discarding = discards.are_on().then(|| discards.busy());
         if discarding.is_none() {
             ground.space.forget_removed(&self.removed);
+        }
+        // Behind the chunks that are gone: one of them may lie where a device has ended.
+        if discarding.is_none() {
+            ground.space.devices_changed(&self.device_changes, total);
         }
         if let Err(e) = ground.space.measure_global_trees(&ground.roots, &ground.epochs.enter()) {
             // The reserve stays as large as it was. The next commit will need the root and say what
@@ -287,6 +300,7 @@ impl<'a> Committer<'a> {
         discards.release_expired();
         if discarding.is_some() {
             ground.space.forget_removed(&self.removed);
+            ground.space.devices_changed(&self.device_changes, total);
             discards.discard_freed();
         }
     }

@@ -12,12 +12,14 @@ use crate::budget::Budget;
 use crate::completion::{self, Completion};
 use crate::error::{Error, Result};
 use crate::lock::{self, Mutex};
-use crate::space::Pinned;
 use crate::space::alloc::Allocator;
 use crate::space::extent_tree::ExtentFeatures;
 use crate::space::reserve::{MAX_COPIES_IN_RESERVE, Reservation};
+use crate::space::{DeviceChange, Pinned};
 use crate::transaction::early_flush::Flushes;
-use crate::transaction::{CommitSource, SubvolumeTree, Superblocks, Transactions, Txn};
+use crate::transaction::{
+    CommitSource, Replacement, SubvolumeTree, Superblocks, Transactions, Txn,
+};
 use crate::tree::{Epochs, Item, NodeStore, Roots, TreeStats, Version};
 use larder_format::{CsumType, DeviceId, Generation, Key, Logical, Superblock};
 use larder_volume::{Volume, VolumeResult};
@@ -47,7 +49,9 @@ pub(crate) struct Ground {
     /// Devices that were behind the others when it was opened.
     pub(crate) stale_devices: Vec<StaleDevice>,
     /// The marks of devices that are behind have to be written ([`super::commit`]).
-    pub(crate) marks_changed: AtomicBool,
+    pub(crate) items_changed: AtomicBool,
+    /// The replacement of a device.
+    pub(crate) replacement: Replacement,
     /// Chunks of which a part cannot be read.
     pub(crate) lost_chunks: Vec<LostChunk>,
     pub(crate) fake_time: AtomicU64,
@@ -99,6 +103,22 @@ impl Ground {
         let all = self.volume.behind().into_iter();
         all.map(|id| (id, since(id).unwrap_or(Generation(1)))).collect()
     }
+    /// Devices that were missing when it was opened, and still are.
+    pub(crate) fn missing_devices(&self) -> impl Iterator<Item = MissingDevice> {
+        let known: Vec<DeviceId> = self.space.devices().iter().map(|d| d.id).collect();
+        let still =
+            move |d: &&MissingDevice| known.contains(&d.id) && self.volume.device(d.id).is_none();
+        self.missing_devices.iter().filter(still).cloned()
+    }
+    /// Chunks of which a part could not be read when it was opened, as far as they still exist and
+    /// the device has not been replaced.
+    pub(crate) fn lost_chunks(&self) -> Vec<LostChunk> {
+        let is_missing = |id: &DeviceId| self.volume.device(*id).is_none();
+        let is_lost = |c: &&LostChunk| {
+            self.volume.map().chunk_at(c.start).is_some() && c.devices.iter().any(is_missing)
+        };
+        self.lost_chunks.iter().filter(is_lost).cloned().collect()
+    }
     /// Bytes of a node.
     pub(crate) fn nodesize(&self) -> u32 {
         self.store.format().nodesize
@@ -128,8 +148,21 @@ impl Ground {
     pub(crate) fn is_current_again(&self, id: DeviceId) -> Result<()> {
         self.check_writable()?;
         self.volume.set_current(id);
-        self.marks_changed.store(true, Ordering::Release);
+        self.items_changed.store(true, Ordering::Release);
         self.touch()
+    }
+    /// Changes the devices, and makes that durable.
+    ///
+    /// What a commit has changed is taken into account behind its waiters, when chunks that are
+    /// gone have been discarded. The next commit comes after that.
+    pub(crate) fn change_devices(&self, change: DeviceChange) -> Result<()> {
+        // A device may be what a full file system needs.
+        let handle = self.begin_deleting(1)?;
+        handle.txn.device_changes.lock().push(change);
+        handle.txn.touch();
+        drop(handle);
+        self.commit_now()?;
+        self.commit_now()
     }
     /// Makes the next commit take place, also if nothing else changes.
     pub(crate) fn touch(&self) -> Result<()> {

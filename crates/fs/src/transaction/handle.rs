@@ -40,11 +40,30 @@ pub(crate) struct Handle<'a> {
 /// that were split are half empty.
 const NOTE_GROWTH: u64 = 256;
 
+/// What an operation costs that changes many items in few blocks, none of which grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlocksAndNotes {
+    /// Blocks that it copies.
+    pub(crate) blocks: u64,
+    /// Trees in which another operation may make it copy a path once more.
+    pub(crate) paths: u64,
+    /// Notes that it leaves to the commit.
+    pub(crate) notes: u64,
+}
+
 impl Ground {
     /// Joins the running transaction to change up to `items` items. Waits for space and for a seal
     /// in progress.
     pub(crate) fn begin(&self, items: u64) -> Result<Handle<'_>> {
         Handle::join(self, items, false)
+    }
+    /// Like `begin`, for an operation that knows what it is going to cost.
+    pub(crate) fn begin_with_blocks(&self, cost: BlocksAndNotes) -> Result<Handle<'_>> {
+        let blocks = cost.blocks + cost.paths * self.tallest();
+        let more = blocks * u64::from(self.nodesize()) + cost.notes * NOTE_GROWTH;
+        let (mut handle, kept) = Handle::join_keeping(self, 1, false, more)?;
+        handle.reserved.merge(kept);
+        Ok(handle)
     }
     /// Like `begin`, for operations that free space: they may use the last reserve.
     pub(crate) fn begin_deleting(&self, items: u64) -> Result<Handle<'_>> {

@@ -9,7 +9,7 @@
 use crate::api::{Timestamp, to_timespec};
 use crate::transaction::SubvolumeTree;
 use larder_format::items::{RootFlags, RootItem, RootRef};
-use larder_format::{Generation, Key, ObjectId, TreeId};
+use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use zerocopy::FromZeros;
@@ -71,10 +71,12 @@ pub(crate) struct RootNotes {
     pub(crate) links: BTreeMap<TreeId, Option<Link>>,
     /// ROOT_ITEMs to change.
     changes: BTreeMap<TreeId, (Arc<SubvolumeTree>, RootChange)>,
-    /// How far subvolumes have been dropped.
-    pub(crate) drops: BTreeMap<TreeId, Progress>,
+    /// How far trees have been dropped.
+    pub(crate) drops: BTreeMap<DeadTree, Progress>,
     /// New default subvolume.
     pub(crate) default: Option<TreeId>,
+    /// The item of the balance that is under way, or that there is none any more.
+    pub(crate) balance: Option<Option<Box<[u8]>>>,
     /// New snapshots, and subvolumes in which nothing has changed except that a snapshot was taken.
     pub(crate) untouched: BTreeSet<TreeId>,
 }
@@ -122,6 +124,48 @@ impl Received {
         item.rtransid = self.rtransid.0.into();
         item.stime = to_timespec(self.stime);
         item.rtime = to_timespec(self.rtime);
+    }
+}
+
+/// A tree that is to be dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum DeadTree {
+    /// A subvolume that was deleted.
+    Subvolume(TreeId),
+    /// A tree in which Linux was moving the blocks of this one.
+    Relocation(TreeId),
+}
+
+impl DeadTree {
+    /// The id by which the tree is known.
+    pub(crate) fn id(self) -> TreeId {
+        match self {
+            Self::Subvolume(id) => id,
+            Self::Relocation(_) => ObjectId::TREE_RELOC,
+        }
+    }
+    /// Its ROOT_ITEM is the last one up to this key.
+    pub(crate) fn last_key(self) -> Key {
+        let offset = match self {
+            Self::Subvolume(_) => u64::MAX,
+            Self::Relocation(of) => of.0,
+        };
+        Key::new(self.id(), KeyType::ROOT_ITEM, offset)
+    }
+    /// Is this the key of its ROOT_ITEM?
+    pub(crate) fn is_at(self, key: &Key) -> bool {
+        let last = self.last_key();
+        let fits = matches!(self, Self::Subvolume(_)) || key.offset == last.offset;
+        key.objectid == last.objectid && key.kind == last.kind && fits
+    }
+}
+
+impl std::fmt::Display for DeadTree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Subvolume(id) => write!(f, "deleted subvolume {id}"),
+            Self::Relocation(of) => write!(f, "tree in which Linux was moving blocks of tree {of}"),
+        }
     }
 }
 

@@ -3,12 +3,14 @@
 use crate::api::InodeId;
 use crate::budget::Collected;
 use crate::lock::{self, Mutex};
-use crate::space::Run;
 use crate::space::alloc::{ChunkNotes, NewGroup};
 use crate::space::refs::DelayedRefs;
 use crate::space::reserve::Reservation;
+use crate::space::{DeviceChange, Run};
 use crate::transaction::{RootNotes, SubvolumeTree};
 use crate::tree::OnPath;
+use larder_format::features::Incompat;
+use larder_format::items::Profile;
 use larder_format::{Generation, Logical, ObjectId, TreeId};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -66,6 +68,8 @@ pub(crate) struct Txn {
     pub(crate) moves: AtomicU64,
     /// What the commit is to move in global trees.
     pub(crate) global_moves: Mutex<Vec<GlobalMove>, lock::GlobalMoves>,
+    /// How the commit is to change the devices.
+    pub(crate) device_changes: Mutex<Vec<DeviceChange>, lock::DeviceChanges>,
     /// Has a relocation changed where something of a subvolume lies?
     pub(crate) relocated: AtomicBool,
     /// New label for the superblock.
@@ -94,6 +98,7 @@ impl Txn {
             freed_log: Mutex::default(),
             moves: AtomicU64::new(0),
             global_moves: Mutex::default(),
+            device_changes: Mutex::default(),
             relocated: AtomicBool::new(false),
             label: Mutex::default(),
             incompat: AtomicU64::new(0),
@@ -144,6 +149,8 @@ impl ChunkNotes for Txn {
         self.generation
     }
     fn note_group(&self, group: NewGroup) {
+        let feature = group.chunk.profile().map_or(Incompat::empty(), Profile::needs);
+        self.incompat.fetch_or(feature.bits(), Ordering::Relaxed);
         self.new_groups.lock().push(group);
         self.touch();
     }

@@ -3,7 +3,7 @@
 //! The layer above knows what is in it and which of its inodes are in memory
 //! ([`crate::engine::Subvolume`]).
 
-use crate::lock::{self, Mutex};
+use crate::lock::{self, Exclusive, Mutex, RwLock, Shared};
 use crate::tree::{Root, Tree};
 use larder_format::items::RootItem;
 use larder_format::{Generation, TreeId};
@@ -27,6 +27,11 @@ pub(crate) struct SubvolumeTree {
     changed_in: AtomicU64,
     /// Was it deleted? Then nothing in it changes any more.
     dead: AtomicBool,
+    /// Held for writing while a block that it shares is replaced by a copy which says other places
+    /// of data. Who changes extents of a file holds it for reading.
+    repointing: RwLock<(), lock::Repointing>,
+    /// How often a relocation has changed where data of it lies.
+    moves: AtomicU64,
 }
 
 impl SubvolumeTree {
@@ -41,7 +46,28 @@ impl SubvolumeTree {
             changed_in: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             item: Mutex::new(item),
+            repointing: RwLock::new(()),
+            moves: AtomicU64::new(0),
         }
+    }
+    /// While this is held, no shared block of it is replaced.
+    pub(crate) fn keep_blocks(&self) -> Shared<'_, ()> {
+        self.repointing.read()
+    }
+    /// While this is held, nobody changes extents of its files. Notes that some move.
+    pub(crate) fn replace_blocks(&self) -> Exclusive<'_, ()> {
+        let alone = self.repointing.write();
+        self.note_move();
+        alone
+    }
+    /// Notes that the place of data has changed. The caller holds the file's extent lock.
+    pub(crate) fn note_move(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+    /// How often the place of data has changed. What was read since stays true while a file's
+    /// extent lock is held under which this is still the same.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
     }
     /// Was it deleted?
     pub(crate) fn is_dead(&self) -> bool {

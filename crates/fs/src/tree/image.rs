@@ -13,16 +13,28 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// What every block of a file system has in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeFormat {
     /// Bytes of a node.
     pub(crate) nodesize: u32,
     /// The fsid that node headers carry (`metadata_uuid` where that is set).
     pub(crate) fsid: [u8; 16],
+    /// The same of the file systems upon which this one is built: blocks that have not changed
+    /// since carry theirs.
+    pub(crate) seeds: Vec<[u8; 16]>,
     /// UUID that mkfs drew for the chunk tree; the same in every node.
     pub(crate) chunk_tree_uuid: [u8; 16],
     /// Names may differ from those that the keys were made from, as in metadata dumps.
     pub(crate) names_hidden: bool,
+}
+
+impl NodeFormat {
+    /// The fsid that a block with these bytes should carry: its own, if that is one of those that
+    /// may be.
+    pub(crate) fn fsid_of(&self, bytes: &[u8]) -> [u8; 16] {
+        let is = NodeView(bytes).header().fsid;
+        if self.seeds.contains(&is) { is } else { self.fsid }
+    }
 }
 
 /// Writes the header of a node without items.
@@ -277,6 +289,7 @@ mod tests {
         let f = NodeFormat {
             nodesize: 4096,
             fsid: [1; 16],
+            seeds: Vec::new(),
             chunk_tree_uuid: [2; 16],
             names_hidden: false,
         };

@@ -31,6 +31,7 @@ pub(crate) struct Places {
 pub(crate) fn relocated(
     old: &Node,
     mut buf: Arc<[u8]>,
+    fsid: [u8; 16],
     at: Logical,
     generation: Generation,
     places: &Places,
@@ -40,6 +41,7 @@ pub(crate) fn relocated(
     bytes.copy_from_slice(old.bytes());
     let header = image::header_mut(bytes);
     header.csum = [0; 32];
+    header.fsid = fsid;
     header.bytenr = U64::new(at.0);
     header.generation = U64::new(generation.0);
     header.set_flags(old.view().flags() & !FLAG_WRITTEN | flag);

@@ -9,6 +9,7 @@ use crate::error::{Error, Place, Result};
 use crate::tree::image::NodeFormat;
 use crate::tree::node::Node;
 use larder_format::check::{Expect, check_node, owner_fits};
+use larder_format::node::NodeView;
 use larder_format::{CsumType, Generation, Key, Logical, TreeId};
 use larder_volume::{ErrorKind, VolumeResult};
 use quick_cache::Weighter;
@@ -167,19 +168,47 @@ impl NodeStore {
     }
 
     /// The node at an address that something other than a pointer names, such as a reference of an
-    /// extent: what the block says of itself has to agree with its checksum and with its content.
+    /// extent. `written` is the transaction that wrote it, where the caller knows that. Its level
+    /// and its owner are what the first good copy says.
     ///
     /// # Errors
     /// As [`get`](Self::get).
-    pub(crate) fn at_address(&self, at: Logical) -> Result<Arc<Node>> {
+    pub(crate) fn at_address(&self, at: Logical, written: Option<Generation>) -> Result<Arc<Node>> {
+        if let Some(node) = written.and_then(|generation| self.cache.get(&(at, generation))) {
+            self.stats.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(node);
+        }
         crate::api::may_wait()?;
         crate::lock::before_waiting(crate::lock::Wait::Device);
+        let (pointer, owner) = self.described_at(at)?;
+        self.get(&pointer, owner)
+    }
+
+    /// What a block says of itself: a pointer to it, and its owner. A copy with the right checksum
+    /// is believed before one without.
+    fn described_at(&self, at: Logical) -> Result<(Pointer, TreeId)> {
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
-        self.reader.read(at, bytes, 0)?;
-        let found = larder_format::node::NodeView(bytes);
-        let (generation, level, owner) = (found.generation(), found.level(), found.owner());
-        self.get(&Pointer { at, generation, level, first_key: None }, owner)
+        let (mut failed, mut doubtful) = (None, None);
+        for copy in 0..self.reader.copies(at).max(1) {
+            if let Err(e) = self.reader.read(at, bytes, copy) {
+                failed.get_or_insert(e);
+                continue;
+            }
+            let found = NodeView(bytes);
+            let (generation, level) = (found.generation(), found.level());
+            let pointer = Pointer { at, generation, level, first_key: None };
+            if found.csum_matches(self.csum) && found.bytenr() == at {
+                return Ok((pointer, found.owner()));
+            }
+            doubtful.get_or_insert((pointer, found.owner()));
+        }
+        match (doubtful, failed) {
+            // Reading it says what is wrong with it.
+            (Some(found), _) => Ok(found),
+            (None, Some(e)) => Err(e.into()),
+            (None, None) => Err(Error::corrupt(Place::block(at), "the block has no copy")),
+        }
     }
 
     /// Reads a node whose first copy is good and lies in memory below us. After `None`, the caller
@@ -188,18 +217,18 @@ impl NodeStore {
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
         let good = self.reader.read_at_once(ptr.at, bytes)
-            && check_node(bytes, &self.expect(ptr, owner)).is_ok();
+            && check_node(bytes, &self.expect(ptr, owner, bytes)).is_ok();
         good.then(|| {
             self.stats.reads.fetch_add(1, Ordering::Relaxed);
             buf
         })
     }
 
-    /// What must be at a pointer of tree `owner`.
-    fn expect(&self, ptr: &Pointer, owner: TreeId) -> Expect {
+    /// What must be at a pointer of tree `owner`, where these bytes were read.
+    fn expect(&self, ptr: &Pointer, owner: TreeId, bytes: &[u8]) -> Expect {
         Expect {
             nodesize: self.format.nodesize,
-            fsid: self.format.fsid,
+            fsid: self.format.fsid_of(bytes),
             bytenr: ptr.at,
             level: Some(ptr.level),
             generation: Some(ptr.generation),
@@ -216,13 +245,12 @@ impl NodeStore {
         self.stats.reads.fetch_add(1, Ordering::Relaxed);
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
-        let expect = self.expect(ptr, owner);
         let copies = self.reader.copies(ptr.at).max(1);
         let mut first_error = None;
         let mut bad = Vec::new();
         for copy in 0..copies {
             let error = match self.reader.read(ptr.at, bytes, copy) {
-                Ok(()) => match check_node(bytes, &expect) {
+                Ok(()) => match check_node(bytes, &self.expect(ptr, owner, bytes)) {
                     Ok(()) => {
                         for b in bad {
                             self.stats.bad_copies.fetch_add(1, Ordering::Relaxed);
@@ -255,7 +283,7 @@ impl NodeStore {
 
     /// What is wrong with a block? One that is right in itself may be an older one.
     fn kind_of_error(&self, bytes: &[u8], ptr: &Pointer) -> ErrorKind {
-        let found = larder_format::node::NodeView(bytes);
+        let found = NodeView(bytes);
         if found.csum_matches(self.csum) && found.generation() != ptr.generation {
             ErrorKind::Generation
         } else {

@@ -108,6 +108,7 @@ fn fixture() -> Fixture {
     let format = NodeFormat {
         nodesize: NODESIZE,
         fsid: [3; 16],
+        seeds: Vec::new(),
         chunk_tree_uuid: [4; 16],
         names_hidden: false,
     };

@@ -81,6 +81,9 @@ mod imp {
     const ARCH: TargetArch =
         if cfg!(target_arch = "x86_64") { TargetArch::x86_64 } else { TargetArch::aarch64 };
 
+    /// Its number on every architecture but Alpha; `libc` does not have it on all of them.
+    const CACHESTAT: c_long = 451;
+
     /// Needed whatever the arguments.
     const NEEDED: &[c_long] = &[
         // Devices, images, /dev/fuse, pipes and the mount helper's socket: what is open already.
@@ -101,6 +104,7 @@ mod imp {
         libc::SYS_fallocate,
         libc::SYS_ftruncate,
         libc::SYS_fadvise64,
+        CACHESTAT,
         libc::SYS_flock,
         libc::SYS_fstat,
         libc::SYS_statx,

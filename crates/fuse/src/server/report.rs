@@ -45,6 +45,7 @@ impl Server {
             "available": space.available,
             "block_size": space.block_size,
             "space": serde_json::to_value(self.fs.space_usage()).unwrap_or_default(),
+            "balance": serde_json::to_value(self.fs.balance_plan()).unwrap_or_default(),
             "file_system": self.info_json(),
         }))
     }

@@ -13,6 +13,7 @@ use larder_simtest::faults::run_plan;
 use larder_simtest::formats::ALL;
 use larder_simtest::image::Image;
 use larder_simtest::judge::Depth;
+use larder_simtest::moving::{self, Moving, Scene};
 use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::{Config, Outcome, run};
 use larder_simtest::sharing::sharing;
@@ -21,6 +22,9 @@ use larder_simtest::{data, model, scenarios};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -44,6 +48,9 @@ struct Args {
     /// Share of the states that the kernel mounts.
     #[arg(long, default_value_t = 0.0)]
     kernel_share: f64,
+    /// Share of the states that `larder check` looks at.
+    #[arg(long, default_value_t = 0.05)]
+    ours_share: f64,
     /// Share of the states that `btrfs check` looks at.
     #[arg(long, default_value_t = 0.02)]
     check_share: f64,
@@ -72,6 +79,15 @@ struct Args {
     /// kind. States are judged with disks lost, old or damaged, too.
     #[arg(long, conflicts_with = "format")]
     disks: Option<String>,
+    /// Moves data beside the writers: one of relocate, balance, convert, remove, resize, replace,
+    /// missing, bad-target, or several with commas; `all`: any of them. Each run is of another
+    /// kind of disks, or of that of --disks.
+    #[arg(long = "move", conflicts_with_all = ["format", "relocate", "script"])]
+    moves: Option<String>,
+    /// With --move: share of the states of which disks are lost, and of the runs in which one
+    /// fails.
+    #[arg(long, default_value_t = 0.2)]
+    lost_share: f64,
     /// With --disks: runs of each workload in which a disk fails.
     #[arg(long, default_value_t = 3)]
     plans: u64,
@@ -82,6 +98,9 @@ struct Args {
     /// of several, in every second workload.
     #[arg(long)]
     whole: bool,
+    /// After so many operations of a thread one block group moves, each in its turn.
+    #[arg(long, default_value_t = 0)]
+    relocate: usize,
     /// Leave out operations on file data: names, attributes and commits only.
     #[arg(long)]
     names: bool,
@@ -103,6 +122,10 @@ struct Args {
     /// Threads for the judging; all processors by default.
     #[arg(long)]
     workers: Option<usize>,
+    /// Append the names of the different disks to this file, one a line: some are met again with
+    /// other seeds.
+    #[arg(long, value_name = "FILE")]
+    names_to: Option<PathBuf>,
     /// Go on after failures, up to this many.
     #[arg(long, default_value_t = 1)]
     failures: usize,
@@ -155,6 +178,105 @@ fn run_plans(args: &Args, n: usize, kind: Kind, config: &Config, workload: &Work
         outcome.add_plan(workload, ran);
     }
     outcome
+}
+
+/// What `--move` names.
+fn moving(names: &str) -> Result<Vec<Moving>, String> {
+    if names == "all" {
+        return Ok(Moving::ALL.map(|(moving, _)| moving).into());
+    }
+    let one = |name| {
+        let found = Moving::ALL.iter().find(|(_, its)| *its == name);
+        found.map(|(moving, _)| *moving).ok_or(format!("{name} is nothing that moves"))
+    };
+    names.split(',').map(one).collect()
+}
+
+/// Runs scenes of moves, one after the other.
+fn torture_moves(args: &Args, names: &str, usual: &Config) -> Result<Outcome, String> {
+    let moves = moving(names)?;
+    let kind = match args.disks.as_deref() {
+        None | Some("all") => None,
+        Some(name) => Some(Kind::parse(name).ok_or(format!("{name} is no kind of disks"))?),
+    };
+    let mut progress = Progress::new(args)?;
+    for n in (args.skip as u64..).take(args.workloads.unwrap_or(usize::MAX)) {
+        let seed = args.seed * 1_000_000 + n;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let scene = Scene::choose(&mut rng, &moves, kind);
+        let mut config = usual.clone();
+        config.options.tuning.discard_everything = rng.random_bool(0.5);
+        if rng.random_bool(0.5) {
+            config = config.whole();
+        }
+        let share = args.lost_share;
+        let mut ran =
+            moving::run(&config, &moving::Moves { seed, lost: share, failing: share }, scene);
+        for failure in &mut ran.failures {
+            let again = format!("--seed {} --skip {n} --workloads 1", args.seed);
+            failure.workload += &format!(": torture --move {names} {again}");
+        }
+        if progress.add(ran, &config)? {
+            break;
+        }
+    }
+    Ok(progress.end())
+}
+
+/// What was done so far, and when it is enough.
+struct Progress<'a> {
+    args: &'a Args,
+    begin: Instant,
+    told: Instant,
+    outcome: Outcome,
+    /// Gets the names of the disks.
+    names: Option<File>,
+}
+
+impl<'a> Progress<'a> {
+    fn new(args: &'a Args) -> Result<Self, String> {
+        let now = Instant::now();
+        let open = |path: &PathBuf| {
+            let file = File::options().append(true).create(true).open(path);
+            file.map_err(|e| format!("{}: {e}", path.display()))
+        };
+        let names = args.names_to.as_ref().map(open).transpose()?;
+        Ok(Self { args, begin: now, told: now, outcome: Outcome::default(), names })
+    }
+
+    /// Adds a run, tells its failures, and writes down the names of disks that were not met before.
+    /// Says whether that is enough.
+    ///
+    /// # Errors
+    /// The names cannot be written.
+    fn add(&mut self, ran: Outcome, config: &Config) -> Result<bool, String> {
+        for failure in &ran.failures {
+            println!("\nFAILURE: {failure}");
+            if let Some(state) = failure.state {
+                println!("  (append --state {state:016x} to judge only this one)");
+            }
+        }
+        if let Some(file) = &mut self.names {
+            let new = ran.distinct.difference(&self.outcome.distinct);
+            let names: String = new.map(|id| format!("{id:016x}\n")).collect();
+            file.write_all(names.as_bytes()).map_err(|e| format!("the names: {e}"))?;
+        }
+        self.outcome.add(ran);
+        if self.told.elapsed() > Duration::from_secs(10) {
+            println!("{:4} s: {}", self.begin.elapsed().as_secs(), self.outcome);
+            self.told = Instant::now();
+        }
+        let is_enough = self.outcome.distinct.len() >= self.args.states
+            || self.begin.elapsed().as_secs() >= self.args.seconds
+            || self.outcome.failures.len() >= config.max_failures;
+        Ok(is_enough)
+    }
+
+    /// Says what was done.
+    fn end(self) -> Outcome {
+        println!("{:4} s: {}", self.begin.elapsed().as_secs(), self.outcome);
+        self.outcome
+    }
 }
 
 /// Workloads without end, in the order of the seed.
@@ -232,19 +354,21 @@ fn torture(args: &Args) -> Result<Outcome, String> {
         args.compress.map(|packing| larder_fs::Compress { packing, force: true });
     config.limits = Limits { seed: args.seed, ..Limits::default() };
     config.max_states = args.per_workload;
+    config.relocate_every = args.relocate;
     config.only = args.state;
     config.max_failures = args.failures.max(1);
     config.workers = args.workers.unwrap_or(config.workers);
     config.depth = Depth {
         emptied: args.empty_share,
         recovered: args.recovery_share,
+        ours: args.ours_share,
         checked: args.check_share,
         kernel: args.kernel_share,
     };
     if args.state.is_some() {
         // It is the kernel, too, where it had its share.
         let kernel = if args.kernel_share > 0.0 { 1.0 } else { 0.0 };
-        config.depth = Depth { emptied: 1.0, recovered: 1.0, checked: 1.0, kernel };
+        config.depth = Depth { emptied: 1.0, recovered: 1.0, ours: 1.0, checked: 1.0, kernel };
     }
     if config.depth.checked > 0.0 && !need(&[Need::BtrfsProgs]) {
         config.depth.checked = 0.0;
@@ -254,9 +378,10 @@ fn torture(args: &Args) -> Result<Outcome, String> {
     }
     let bases = bases(args, &config)?;
     let disks = on_disks(args, &config)?;
-    let begin = Instant::now();
-    let mut told = begin;
-    let mut outcome = Outcome::default();
+    if let Some(names) = &args.moves {
+        return torture_moves(args, names, &config);
+    }
+    let mut progress = Progress::new(args)?;
     let scripted = args.script.is_some();
     for (n, mut workload) in
         source(args)?.enumerate().skip(args.skip).take(args.workloads.unwrap_or(usize::MAX))
@@ -267,7 +392,8 @@ fn torture(args: &Args) -> Result<Outcome, String> {
             }
         }
         let mut config = Config { base: bases[n % bases.len()].clone(), ..config.clone() };
-        let kind = disks.get(n % disks.len().max(1));
+        // Another seed has other kinds for the same scenarios.
+        let kind = disks.get((n + args.seed as usize) % disks.len().max(1));
         if let Some((_, on_disks)) = kind {
             config = on_disks.clone();
         }
@@ -287,19 +413,11 @@ fn torture(args: &Args) -> Result<Outcome, String> {
                 failure.workload += &format!(" --disks {}", kind.name());
             }
         }
-        outcome.add(ran);
-        if told.elapsed() > Duration::from_secs(10) {
-            println!("{:4} s: {outcome}", begin.elapsed().as_secs());
-            told = Instant::now();
-        }
-        let enough =
-            outcome.distinct.len() >= args.states || begin.elapsed().as_secs() >= args.seconds;
-        if enough || outcome.failures.len() >= config.max_failures {
+        if progress.add(ran, &config)? {
             break;
         }
     }
-    println!("{:4} s: {outcome}", begin.elapsed().as_secs());
-    Ok(outcome)
+    Ok(progress.end())
 }
 
 fn main() -> ExitCode {
@@ -311,14 +429,6 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
         Ok(outcome) if outcome.failures.is_empty() => ExitCode::SUCCESS,
-        Ok(outcome) => {
-            for failure in &outcome.failures {
-                println!("\nFAILURE: {failure}");
-                if let Some(state) = failure.state {
-                    println!("  (append --state {state:016x} to judge only this one)");
-                }
-            }
-            ExitCode::FAILURE
-        }
+        Ok(_) => ExitCode::FAILURE,
     }
 }

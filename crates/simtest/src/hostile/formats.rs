@@ -9,8 +9,8 @@ use larder_codec::{Packer, Packing};
 use larder_format::check::{Expect, check_chunk, check_node, check_unsealed};
 use larder_format::items::keys::parse_uuid_item;
 use larder_format::items::{
-    BlockGroupItem, Chunk, Compression, DevExtent, DevStats, DirEntries, DirLogIndex, ExtRefs,
-    ExtentItem, FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef,
+    BlockGroupItem, Chunk, Compression, DevExtent, DevReplace, DevStats, DirEntries, DirLogIndex,
+    ExtRefs, ExtentItem, FileExtent, FreeSpaceInfo, InodeItem, InodeRefs, RootItem, RootRef,
     encode_sys_array, free_space, inode_ref, parse_keyed_refs, parse_sys_array,
 };
 use larder_format::node::{FLAG_WRITTEN, HEADER_SIZE, Header, NodeView};
@@ -211,6 +211,7 @@ fn item(key: &Key, data: &[u8]) {
             }
         }
         KeyType::PERSISTENT_ITEM => drop(DevStats::parse(data)),
+        KeyType::DEV_REPLACE => drop(DevReplace::parse(data).map(DevReplace::state)),
         KeyType::UUID_SUBVOL | KeyType::UUID_RECEIVED_SUBVOL => drop(parse_uuid_item(data)),
         _ => {}
     }

@@ -8,7 +8,10 @@
 //!   below it is. Where it has taken another one's place, that name may be free for as long as
 //!   neither the inode nor its new directory is synced.
 //! - **Zeros.** A file that is cut, or that grows by a clone, while it has data in memory gets its
-//!   new size without them. No sync has covered them: a byte that a sync promised is never excused.
+//!   new size without them. So does a file that a write makes longer, if another thread commits
+//!   meanwhile: without items for holes the size on the disk is that in memory as soon as one
+//!   extent of several has been written. No sync has covered them: a byte that a sync promised is
+//!   never excused.
 
 use super::{Bounds, Content, Domain, Done, History, Seq, World, weak};
 use crate::ops::{Move, Op};
@@ -27,8 +30,9 @@ impl History {
         for domain in &self.domains {
             let bounds = self.bounds(domain, at);
             if let Err(complaint) = weak(domain, &bounds, self.is_alone(domain), found) {
-                let known =
-                    Complaint::parse(&complaint).is_some_and(|c| c.is_known(domain, &bounds));
+                let beside = self.domains.len() > 1;
+                let known = Complaint::parse(&complaint)
+                    .is_some_and(|c| c.is_known(domain, &bounds, beside));
                 if !known {
                     return Err(format!(
                         "{complaint}\n  (operations {}..{} must / may be there)",
@@ -77,7 +81,8 @@ impl Complaint {
         (has == wanted + 1).then_some(Self::Links { ino: ino.parse().ok()? })
     }
 
-    fn is_known(&self, domain: &Domain, bounds: &Bounds) -> bool {
+    /// `beside`: other threads commit at any time.
+    fn is_known(&self, domain: &Domain, bounds: &Bounds, beside: bool) -> bool {
         let since = |ino: &Ino| bounds.data.get(ino).copied().unwrap_or(0).max(bounds.all);
         let may = |from: usize| (from..bounds.hi.max(from)).map(|k| (k, &domain.done[k]));
         let mut renames = may(bounds.all).filter_map(|(k, done)| Rename::of(done).map(|r| (k, r)));
@@ -92,12 +97,16 @@ impl Complaint {
             }),
             Self::Links { ino } => renames.any(|(k, r)| r.moved == *ino && since(ino) <= k),
             Self::Zero { ino, at } => {
-                let byte = |k: usize| content(&domain.worlds[k], *ino).map_or(0, |c| byte(&c, *at));
-                let resizes = |d: &Done| matches!(d.op, Op::Truncate { .. } | Op::Copy { .. });
+                let contents = |k: usize| content(&domain.worlds[k], *ino);
+                let byte = |k: usize| contents(k).map_or(0, |c| byte(&c, *at));
+                let resizes = |(k, d): (usize, &Done)| match d.op {
+                    Op::Truncate { .. } | Op::Copy { .. } => byte(k) != 0,
+                    Op::Write { .. } => beside && contents(k).is_some_and(|c| c.size <= *at),
+                    _ => false,
+                };
                 let since = since(ino);
                 byte(since) == 0
-                    && may(since)
-                        .any(|(k, d)| resizes(d) && d.touched.inodes.contains(ino) && byte(k) != 0)
+                    && may(since).any(|(k, d)| d.touched.inodes.contains(ino) && resizes((k, d)))
             }
         }
     }
@@ -205,6 +214,12 @@ mod tests {
         );
         assert!(zeros("new f; f[0,8K)=a; F f; trunc f 6000; new g; F g", 100).is_err(), "synced");
         assert!(zeros("new f; f[0,8K)=a; new g; F g", 100).is_err(), "nothing was cut");
+        let h = history("new f; f[0,8K)=a; new g; F g");
+        let f = world(&h, 4).resolve("f").unwrap();
+        let bounds = h.bounds(&h.domains[0], Seq(1000));
+        let zero = Complaint::Zero { ino: f, at: 5000 };
+        assert!(zero.is_known(&h.domains[0], &bounds, true), "a commit came while it was written");
+        assert!(!zero.is_known(&h.domains[0], &bounds, false));
         let h = history("new f; f[0,8K)=a; trunc f 6000; new g; F g");
         let mut w = world(&h, 4);
         let f = w.resolve("f").unwrap();

@@ -49,6 +49,17 @@ impl<'a> Gather<'a> {
     pub(super) fn new(data: &'a [IoSlice<'a>]) -> Self {
         Self { left: data.iter(), rest: &[] }
     }
+    /// Leaves out the next `bytes`.
+    pub(super) fn skip(&mut self, mut bytes: usize) {
+        while bytes > 0 {
+            if self.rest.is_empty() {
+                let Some(next) = self.left.next() else { break };
+                self.rest = next;
+            }
+            let n = self.rest.len().min(bytes);
+            (bytes, self.rest) = (bytes - n, &self.rest[n..]);
+        }
+    }
     /// Fills `buf` as far as there are bytes; how many there were.
     pub(super) fn take(&mut self, buf: &mut [u8]) -> usize {
         let mut filled = 0;

@@ -49,7 +49,8 @@ impl Rings {
             .map(|rings| Self(Mutex::new(rings)))
     }
 
-    /// Writes all of a batch; for each how it ended. `None` while every ring is in use.
+    /// Writes all of a batch; for each how it ended. `None`, and nothing is done, while every ring
+    /// is in use.
     pub(super) fn write(&self, file: &File, writes: &[Write<'_>]) -> Option<Vec<io::Result<()>>> {
         // What is on its way reads from the ring's memory: unless all has ended, neither may be
         // used again.

@@ -4,7 +4,7 @@
 //! as a part of the image. A write through it also holds the image's inode, so that a write that
 //! meets pages on their way to the disk keeps all others waiting. Direct writes do neither.
 //!
-//! Two things stay with the page cache, and the kernel keeps both ways coherent:
+//! Two things stay with the page cache of a single device, and the kernel keeps both ways coherent:
 //!
 //! - Reads. The kernel reads ahead in larger pieces than a mount asks for, and what lies beside a
 //!   node or a small file is read next. Contents of files are dropped from there behind the reader
@@ -12,6 +12,10 @@
 //! - A short write while no other is on its way. A single caller of `fsync` writes data, nodes and
 //!   a superblock one after another; past the page cache it would wait for the device each time,
 //!   and not only in the flush.
+//!
+//! Where a file system is spread over several devices, transfers of all of them are on their way
+//! together, and all of these are direct ([`super::overlap`]). Reading ahead would do harm there:
+//! what lies ahead on one device may be parity, or another mirror's turn.
 
 use super::aligned::{BOUNCE, is_aligned, is_aligned_memory, with_bounce};
 #[cfg(target_os = "linux")]
@@ -64,6 +68,30 @@ impl Direct {
             writing: AtomicU32::new(0),
             passing: Passing::default(),
         })
+    }
+
+    #[cfg(unix)]
+    /// Of a file that was opened so by another process, which cannot hand over its ring.
+    pub(super) fn of(file: File) -> Self {
+        Self {
+            #[cfg(target_os = "linux")]
+            rings: None,
+            file,
+            all: false,
+            writing: AtomicU32::new(0),
+            passing: Passing::default(),
+        }
+    }
+
+    #[cfg(unix)]
+    pub(super) fn into_file(self) -> File {
+        self.file
+    }
+
+    /// For transfers that are on their way together with those of other devices.
+    #[cfg(target_os = "linux")]
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Does a read of this place go past the page cache?

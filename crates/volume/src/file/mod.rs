@@ -17,10 +17,16 @@ mod aligned;
 #[cfg(target_os = "linux")]
 mod batch;
 mod direct;
+#[cfg(unix)]
+mod handover;
 mod os;
+#[cfg_attr(not(target_os = "linux"), path = "overlap/none.rs")]
+pub(crate) mod overlap;
 mod passing;
 
 use crate::device::{Device, Write};
+#[cfg(target_os = "linux")]
+use crate::device::{Read, Work};
 use crate::error::{VolumeError, VolumeResult};
 use crate::lock::{self, ImageLock};
 use aligned::is_aligned;
@@ -29,9 +35,11 @@ use larder_format::{Physical, SECTOR_SIZE};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use crate::lock::OpenMode;
+#[cfg(unix)]
+pub use handover::Handover;
 
 /// Whether transfers go through the machine's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +61,7 @@ pub struct FileDevice {
     file: File,
     /// For what goes past it.
     direct: Option<Direct>,
-    size: u64,
+    size: AtomicU64,
     read_only: bool,
     block_device: bool,
     /// The size is not known to be durable yet.
@@ -61,7 +69,7 @@ pub struct FileDevice {
     /// Cleared when the host turns out not to support discarding.
     can_discard: AtomicBool,
     discard_granularity: u64,
-    _lock: Option<ImageLock>,
+    lock: Option<ImageLock>,
 }
 
 impl FileDevice {
@@ -111,8 +119,8 @@ impl FileDevice {
                 .open(path)
                 .map_err(|e| io_error(path, "create", Physical(0), 0, e))?;
         }
-        let mut device = Self::open_inner(path, OpenMode::Write, Caching::Auto, false)?;
-        if !device.block_device && device.size != size {
+        let device = Self::open_inner(path, OpenMode::Write, Caching::Auto, false)?;
+        if !device.block_device && device.size() != size {
             device.set_size(size)?;
         }
         Ok(device)
@@ -122,7 +130,7 @@ impl FileDevice {
     ///
     /// # Errors
     /// Read-only, a block device, or what the host's file system says.
-    pub fn set_size(&mut self, size: u64) -> VolumeResult<()> {
+    pub fn set_size(&self, size: u64) -> VolumeResult<()> {
         let fail = |e| io_error(&self.path, "resize", Physical(0), 0, e);
         if self.block_device || self.read_only {
             return Err(fail(io::Error::new(
@@ -131,7 +139,7 @@ impl FileDevice {
             )));
         }
         self.file.set_len(size).map_err(fail)?;
-        self.size = size;
+        self.size.store(size, Ordering::Release);
         self.size_changed.store(true, Ordering::Release);
         Ok(())
     }
@@ -191,13 +199,13 @@ impl FileDevice {
             path: path.to_owned(),
             file,
             direct,
-            size,
+            size: AtomicU64::new(size),
             read_only: !write,
             block_device,
             size_changed: AtomicBool::new(false),
             can_discard: AtomicBool::new(granularity != Some(0)),
             discard_granularity: granularity.unwrap_or(u64::from(SECTOR_SIZE)),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -218,12 +226,29 @@ impl FileDevice {
         self.direct.as_ref().filter(|_| is_aligned(at.0, len))
     }
 
+    /// Does the page cache hold most of what a batch reads? Then there is no faster way.
+    #[cfg(target_os = "linux")]
+    fn is_cached(&self, batch: &[Read<'_>]) -> bool {
+        let cached = |r: &Read<'_>| os::cached_bytes(&self.file, r.at.0..r.at.0 + r.len());
+        let all: u64 = batch.iter().map(Read::len).sum();
+        batch.iter().filter_map(cached).sum::<u64>() > all / 2
+    }
+
+    /// Can a batch be written as a whole past the page cache?
+    fn fits(&self, writes: &[Write<'_>]) -> bool {
+        let fits = |w: &Write<'_>| {
+            let len = w.data.iter().map(|d| d.len()).sum::<usize>();
+            self.check_writable(w.at, len).is_ok() && is_aligned(w.at.0, len)
+        };
+        writes.iter().all(fits)
+    }
+
     fn check_range(&self, at: Physical, len: usize, kind: io::ErrorKind) -> io::Result<()> {
         match at.0.checked_add(len as u64) {
-            Some(end) if end <= self.size => Ok(()),
+            Some(end) if end <= self.size() => Ok(()),
             _ => Err(io::Error::new(
                 kind,
-                format!("{len} bytes at {at} reach past the end of {} bytes", self.size),
+                format!("{len} bytes at {at} reach past the end of {} bytes", self.size()),
             )),
         }
     }
@@ -242,7 +267,15 @@ impl Device for FileDevice {
     }
 
     fn size(&self) -> u64 {
-        self.size
+        self.size.load(Ordering::Acquire)
+    }
+
+    fn measure(&self) -> io::Result<u64> {
+        let size = io::Seek::seek(&mut &self.file, io::SeekFrom::End(0))?;
+        if self.size.swap(size, Ordering::AcqRel) != size {
+            self.size_changed.store(true, Ordering::Release);
+        }
+        Ok(size)
     }
 
     fn is_read_only(&self) -> bool {
@@ -281,6 +314,21 @@ impl Device for FileDevice {
         }
     }
 
+    #[cfg(target_os = "linux")]
+    fn file_for(&self, work: &Work<'_>) -> Option<&File> {
+        let direct = self.direct.as_ref()?;
+        let here = |r: &Read<'_>| r.at.0.checked_add(r.len()).is_some_and(|end| end <= self.size());
+        let can = match work {
+            Work::Read(reads) => {
+                reads.iter().all(|read| here(read) && overlap::fits(read))
+                    && !(direct.uses_cache() && self.is_cached(reads))
+            }
+            Work::Write(writes) => self.fits(writes),
+            Work::Flush => !self.read_only && !self.size_changed.load(Ordering::Acquire),
+        };
+        can.then(|| direct.file())
+    }
+
     fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
         self.write_vectored_at(at, &[IoSlice::new(data)])
     }
@@ -300,12 +348,8 @@ impl Device for FileDevice {
     }
 
     fn write_batch(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
-        let fits = |w: &Write<'_>| {
-            let len = w.data.iter().map(|d| d.len()).sum::<usize>();
-            self.check_writable(w.at, len).is_ok() && is_aligned(w.at.0, len)
-        };
         let one_by_one = || writes.iter().map(|w| self.write_vectored_at(w.at, w.data)).collect();
-        let Some(direct) = self.direct.as_ref().filter(|_| writes.iter().all(fits)) else {
+        let Some(direct) = self.direct.as_ref().filter(|_| self.fits(writes)) else {
             return one_by_one();
         };
         let writing = direct.begin_write(writes.iter().map(Write::len).sum());
@@ -356,10 +400,10 @@ impl Device for FileDevice {
     }
 
     fn data_from(&self, at: Physical) -> Physical {
-        if self.block_device || at.0 >= self.size {
+        if self.block_device || at.0 >= self.size() {
             return at;
         }
-        os::data_from(&self.file, at.0).map_or(at, |found| Physical(found.unwrap_or(self.size)))
+        os::data_from(&self.file, at.0).map_or(at, |found| Physical(found.unwrap_or(self.size())))
     }
 
     fn start_writeback(&self, at: Physical, len: u64) {

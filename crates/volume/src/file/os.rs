@@ -56,6 +56,23 @@ pub(super) fn read_cached_at(_: &File, _: &mut [u8], _: u64) -> bool {
     false
 }
 
+/// How many bytes of a range lie in the page cache. `None` where the kernel cannot say.
+#[cfg(target_os = "linux")]
+pub(super) fn cached_bytes(file: &File, range: Range<u64>) -> Option<u64> {
+    use std::os::fd::AsRawFd;
+    /// Its number on every architecture but Alpha; `libc` does not have it on all of them.
+    const CACHESTAT: libc::c_long = 451;
+    let range = [range.start, range.end - range.start];
+    // Pages that are cached, dirty, being written, evicted, recently evicted.
+    let mut found = [0u64; 5];
+    // SAFETY: cachestat reads two u64 from the first pointer and writes five to the second, and
+    // keeps neither.
+    let result = unsafe {
+        libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0u32)
+    };
+    (result == 0).then(|| found[0].saturating_mul(rustix::param::page_size() as u64))
+}
+
 /// Drops clean pages of this range that are not in use from the page cache.
 #[cfg(target_os = "linux")]
 pub(super) fn drop_cached(file: &File, range: Range<u64>) {

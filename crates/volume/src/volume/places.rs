@@ -4,10 +4,12 @@
 //! and judges what it finds there. What it writes is what should have been there already, so no
 //! parity changes with it.
 
-use super::{Member, Volume, Worth, missing};
+use super::{Copies, Member, Volume, Worth, missing};
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::Stripe;
 use larder_format::Logical;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Volume {
@@ -48,23 +50,28 @@ impl Volume {
         self.read_piece(at, &found, buf, way)
     }
 
-    /// Does the best way to read the bytes at `at` use devices only that are up to date?
+    /// The ways to read the bytes at `at` that need no missing device, in groups: the more is to be
+    /// expected of one, the earlier it comes.
     ///
     /// # Errors
     /// [`VolumeError::Unmapped`].
-    pub fn is_current(&self, at: Logical) -> VolumeResult<bool> {
+    pub fn ways_by_worth(&self, at: Logical) -> VolumeResult<Vec<Copies>> {
         let found = self.map.lookup(at, 1)?;
-        let best = (0..found.ways).map(|way| self.worth(at, &found, way)).min();
-        Ok(best == Some(Worth::Current))
+        let mut groups: BTreeMap<Worth, Copies> = BTreeMap::new();
+        for way in 0..found.ways {
+            groups.entry(self.worth(at, &found, way)).or_default().push(way);
+        }
+        groups.remove(&Worth::Missing);
+        Ok(groups.into_values().collect())
     }
 
     /// So many transfers were asked of the devices since the volume was opened, flushes included.
     #[must_use]
     pub fn transfers(&self) -> u64 {
-        let of = |m: &Member| {
+        let of = |m: &Arc<Member>| {
             let counters = [&m.counters.reads, &m.counters.writes, &m.counters.flushes];
             counters.iter().map(|c| c.load(Relaxed)).sum::<u64>()
         };
-        self.members.iter().map(of).sum()
+        self.members.all().iter().map(of).sum()
     }
 }

@@ -14,8 +14,8 @@
 //! A write that says nothing of its rows reads what else they hold ([`Volume::write_batch`]). Such
 //! writes come one after the other.
 
+use super::Volume;
 use super::write::Transfer;
-use super::{Member, Volume};
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{FullStripe, Stripe};
 use crate::parity::{add, double};
@@ -183,14 +183,17 @@ impl Volume {
         transfers: &mut Vec<Transfer<'a>>,
     ) -> VolumeResult<()> {
         let Some(row) = self.map.row(batch.stripe.start, 0) else { return Ok(()) };
-        let takes_none = |s: &Stripe| self.member(s.device).is_none_or(Member::has_failed);
+        let takes_none = |s: &Stripe| self.member(s.device).is_none_or(|m| !m.takes_writes());
         let gone = row.elements().filter(|s| takes_none(s)).count();
         let spares = gone <= row.parity.len();
-        let mut push = |place: &Stripe, into: u64, of, data| {
+        let mut push = |place: &Stripe, into: u64, of, data: Cow<'a, [IoSlice<'a>]>| {
+            let stripe = Stripe { device: place.device, at: place.at.plus(into) };
+            if let Some(mirror) = self.mirror_of(stripe) {
+                transfers.push(Transfer { stripe: mirror, of, data: data.clone() });
+            }
             if spares && takes_none(place) {
                 return Ok(());
             }
-            let stripe = Stripe { device: place.device, at: place.at.plus(into) };
             self.member_of(stripe)?;
             transfers.push(Transfer { stripe, of, data });
             Ok(())

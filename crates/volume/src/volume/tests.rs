@@ -3,8 +3,8 @@
 use super::*;
 use crate::assembly::Found;
 use crate::file::{FileDevice, OpenMode};
-use larder_format::SUPER_OFFSETS;
-use larder_format::Superblock;
+use larder_format::items::{BlockGroupFlags, Profile};
+use larder_format::{HistoryId, SUPER_OFFSETS, Superblock};
 use smallvec::smallvec;
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -166,8 +166,10 @@ fn a_volume_is_opened_by_its_superblock() {
     let assembly = |sb: &Superblock| {
         let (id, uuid) = (sb.device_id(), uuid::Uuid::nil());
         let generation = sb.generation();
-        let found = Found { id, uuid, generation, is_stale: false, device: device() };
-        Assembly { superblock: Box::new(*sb), devices: vec![found] }
+        let (written, history) = (generation, HistoryId::default());
+        let (is_stale, seed, device) = (false, None, device());
+        let found = Found { id, uuid, generation, written, history, is_stale, seed, device };
+        Assembly::new(Box::new(*sb), vec![found])
     };
     let v = Volume::open(assembly(&sb), false).unwrap();
     assert_eq!((v.map().len(), v.copies(Logical(20 * MIB)).unwrap()), (1, 2));
@@ -263,10 +265,99 @@ fn mirrors_have_their_turns() {
     }
     assert_eq!(reads(&v), [3, 3]);
     // One that has failed has none.
-    v.members[0].failed.store(true, Relaxed);
+    v.members.all()[0].failed.store(true, Relaxed);
     v.uneven.store(true, Relaxed);
     for at in (64..320).step_by(64) {
         v.read(Logical(at * MIB), &mut [0; 4096], 0).unwrap();
     }
     assert_eq!(reads(&v), [3, 7]);
+}
+
+/// Four files as devices with one chunk, and what it holds.
+fn spread_over_files(dir: &tempfile::TempDir, profile: Profile) -> (Volume, Vec<u8>) {
+    const ROWS: u64 = 40;
+    let device = |n: u64| -> (DeviceId, Arc<dyn Device>) {
+        let path = dir.path().join(format!("{}-{n}", profile.name()));
+        (DeviceId(n), Arc::new(FileDevice::create(&path, 4 * MIB).unwrap()))
+    };
+    let mut v = Volume::new((1..=4).map(device).collect()).unwrap();
+    v.spread = true;
+    v.make_rings();
+    let stripes = if profile == Profile::Raid1 { 2 } else { 4 };
+    let length = ROWS * STRIPE_LEN * u64::from(profile.data_stripes(stripes));
+    let on = |n| Stripe { device: DeviceId(n), at: Physical(MIB) };
+    let kind = (BlockGroupFlags::DATA | profile.flag()).bits();
+    let stripes = (1..=u64::from(stripes)).map(on).collect();
+    v.add_chunk(MappedChunk { start: Logical(MIB), length, kind, stripes }).unwrap();
+    let mut data = vec![0; usize::try_from(length).unwrap()];
+    fastrand::Rng::with_seed(length).fill(&mut data);
+    (v, data)
+}
+
+/// Reads parts of a chunk in memory that is aligned and in memory that is not, and compares.
+fn long_reads_agree(v: &Volume, data: &[u8]) {
+    let mut memory = vec![0u8; data.len() + 8192];
+    let aligned = memory.as_ptr().addr().next_multiple_of(4096) - memory.as_ptr().addr();
+    for (from, len) in
+        [(0, data.len()), (4096, 300 << 10), (200 << 10, 1 << 20), (76 << 10, 257 << 10)]
+    {
+        for into in [aligned, aligned + 8] {
+            let buf = &mut memory[into..into + len];
+            buf.fill(0);
+            v.read(Logical(MIB + from as u64), buf, 0).unwrap();
+            assert!(buf == &data[from..from + len], "{len} bytes from {from}");
+        }
+    }
+}
+
+#[test]
+fn long_reads_and_writes_use_all_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    for profile in [Profile::Raid0, Profile::Raid1, Profile::Raid10, Profile::Raid5, Profile::Raid6]
+    {
+        let (v, data) = spread_over_files(&dir, profile);
+        // In pieces of every size: each path to a device has its turn.
+        let mut at = 0;
+        for len in [4096, 64 << 10, 192 << 10, 1 << 20, data.len()] {
+            let end = data.len().min(at + len);
+            v.write(Logical(MIB + at as u64), &data[at..end]).unwrap();
+            at = end;
+        }
+        v.flush().unwrap();
+        assert_eq!(v.unflushed(), 0);
+        long_reads_agree(&v, &data);
+        assert!(v.stats().iter().take(if profile == Profile::Raid1 { 2 } else { 4 }).all(
+            |(_, s)| { s.writes > 0 && s.read_errors + s.write_errors == 0 && s.flushes == 1 }
+        ));
+    }
+}
+
+/// What is lost is worked out within a long read, in which most of what it takes is wanted anyway.
+#[test]
+fn long_reads_do_without_lost_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    for (profile, lost) in [
+        (Profile::Raid1, &[1][..]),
+        (Profile::Raid10, &[2, 3]),
+        (Profile::Raid5, &[1]),
+        (Profile::Raid5, &[4]),
+        (Profile::Raid6, &[2]),
+        (Profile::Raid6, &[1, 3]),
+        (Profile::Raid6, &[3, 4]),
+    ] {
+        let (v, data) = spread_over_files(&dir, profile);
+        v.write(Logical(MIB), &data).unwrap();
+        let chunk = v.map.chunks().remove(0);
+        let members = v.members.all();
+        let left = members.iter().filter(|m| !lost.contains(&m.id.0));
+        let left = left.map(|m| (m.id, m.device.clone())).collect();
+        let mut degraded = Volume::new(left).unwrap().with_missing();
+        degraded.spread = true;
+        degraded.uneven = AtomicBool::new(true);
+        degraded.add_chunk(chunk).unwrap();
+        long_reads_agree(&degraded, &data);
+        let most = data.len() as u64 * 8;
+        let read: u64 = degraded.stats().iter().map(|(_, s)| s.read_bytes).sum();
+        assert!(read < most, "{}: {read} bytes read for {}", profile.name(), data.len());
+    }
 }

@@ -11,19 +11,20 @@
 //! it lacks what was written before, so a device that fails is not left out for its sake.
 
 use super::rows::{Fill, Piece};
+use super::together::{self, Share};
 use super::{ErrorKind, Member, Volume};
 use crate::device::Write;
 use crate::error::{VolumeError, VolumeResult};
+use crate::file::overlap::Rings;
 use crate::map::{MappedChunk, Stripe};
 use crate::superblock::{self, SuperCopies};
 use larder_format::superblock::Superblock;
-use larder_format::{DeviceId, Logical, Physical};
+use larder_format::{DeviceId, Logical, Physical, SUPER_OFFSETS};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread;
 
 /// A part of a write that lies in one place of one device.
 #[derive(Clone, Debug)]
@@ -120,9 +121,12 @@ impl Volume {
                 done += found.len;
                 continue;
             }
-            let takes_none = |s: &Stripe| self.member(s.device).is_none_or(Member::has_failed);
+            let takes_none = |s: &Stripe| self.member(s.device).is_none_or(|m| !m.takes_writes());
             let any_takes = !found.stripes.iter().all(takes_none);
             for stripe in found.stripes {
+                if let Some(mirror) = self.mirror_of(stripe) {
+                    transfers.push(Transfer { stripe: mirror, of, data: data.clone() });
+                }
                 if !(any_takes && takes_none(&stripe)) {
                     self.member_of(stripe)?;
                     transfers.push(Transfer { stripe, of, data: data.clone() });
@@ -134,27 +138,48 @@ impl Volume {
     }
 
     /// Carries transfers out, and returns the writes of which bytes are on no device that counts.
-    pub(super) fn transfer(&self, transfers: &[Transfer<'_>]) -> Vec<(usize, VolumeError)> {
-        let on = |id: DeviceId| move |t: &&Transfer<'_>| t.stripe.device == id;
-        let busy: SmallVec<[&Member; 4]> = self
-            .members
-            .iter()
-            .filter(|m| transfers.iter().any(|t| t.stripe.device == m.id))
-            .collect();
-        let ended = at_once(&busy, |member| {
-            let mine: Vec<&Transfer<'_>> = transfers.iter().filter(on(member.id)).collect();
-            let errors = member.carry_out(&mine, &self.completed);
-            errors.into_iter().map(|(n, error)| (mine[n], error)).collect::<Vec<_>>()
-        });
-        let refused: Vec<(&Member, &Transfer<'_>, VolumeError)> = busy
-            .iter()
-            .zip(ended)
-            .flat_map(|(member, errors)| errors.into_iter().map(|(t, e)| (*member, t, e)))
-            .collect();
-        if refused.is_empty() {
-            return Vec::new();
+    pub(super) fn transfer<'a>(&self, transfers: &'a [Transfer<'a>]) -> Vec<(usize, VolumeError)> {
+        let members = self.written();
+        let mut busy: Vec<(&Member, Vec<&Transfer<'_>>)> = Vec::new();
+        for member in members.iter().map(|member| &**member) {
+            let mine: Vec<_> = transfers.iter().filter(|t| t.stripe.device == member.id).collect();
+            if !mine.is_empty() {
+                busy.push((member, mine));
+            }
         }
-        self.judge(refused)
+        let shares: Vec<Share<'_, '_>> =
+            busy.iter().map(|(member, mine)| share_of(member, mine)).collect();
+        let ended = together::write(self.rings(), &shares);
+        let mut refused = Vec::new();
+        for ((share, (_, mine)), results) in shares.iter().zip(&busy).zip(ended) {
+            for (transfer, error) in self.ended(share, mine, results) {
+                refused.push((share.member, transfer, error));
+            }
+        }
+        if refused.is_empty() { Vec::new() } else { self.judge(refused) }
+    }
+
+    /// Counts what a device has written. Returns what it has not.
+    fn ended<'t, 'a>(
+        &self,
+        share: &Share<'_, '_>,
+        transfers: &[&'t Transfer<'a>],
+        results: Vec<io::Result<()>>,
+    ) -> Vec<(&'t Transfer<'a>, VolumeError)> {
+        let member = share.member;
+        let mut failed = Vec::new();
+        for ((write, transfer), result) in share.writes.iter().zip(transfers).zip(results) {
+            member.counters.writes.fetch_add(1, Relaxed);
+            member.counters.written_bytes.fetch_add(write.len(), Relaxed);
+            match result {
+                Ok(()) => _ = self.completed.fetch_add(write.len(), Relaxed),
+                Err(e) => {
+                    member.went_wrong(ErrorKind::Write);
+                    failed.push((*transfer, member.error("write", write.at, write.len(), e)));
+                }
+            }
+        }
+        failed
     }
 
     /// Which of the transfers that were refused cost more than a copy? Devices that cost no more
@@ -165,10 +190,11 @@ impl Volume {
     ) -> Vec<(usize, VolumeError)> {
         let mut refusing: Vec<DeviceId> = refused.iter().map(|(m, ..)| m.id).collect();
         refusing.dedup();
-        let is_gone = |id| refusing.contains(&id) || self.member(id).is_none_or(Member::is_no_help);
+        let is_gone = |id| refusing.contains(&id) || self.member(id).is_none_or(|m| m.is_no_help());
         let is_lost = |t: &Transfer<'_>| {
             let chunk = self.map.chunk_on(t.stripe);
-            chunk.is_none_or(|start| self.map.is_lost(start, &is_gone))
+            t.stripe.device != DeviceId::REPLACE_TARGET
+                && chunk.is_none_or(|start| self.map.is_lost(start, &is_gone))
         };
         let (lost, spared): (Vec<_>, Vec<_>) =
             refused.into_iter().partition(|(_, t, _)| is_lost(t));
@@ -181,7 +207,7 @@ impl Volume {
     }
 
     /// Nothing is written to this device any more.
-    fn mark_failed(&self, member: &Member, why: &VolumeError) {
+    pub(super) fn mark_failed(&self, member: &Member, why: &VolumeError) {
         if !member.failed.swap(true, Relaxed) {
             self.uneven.store(true, Relaxed);
             tracing::error!(device = %member.device.name(), id = %member.id, "the device has \
@@ -196,30 +222,48 @@ impl Volume {
     /// that lies on those that failed. A failed flush is final ([`crate::Device::flush`]).
     pub fn flush(&self) -> VolumeResult<()> {
         let completed = self.completed.load(Relaxed);
-        self.on_all(Member::flush)?;
+        self.on_all(
+            |_| true,
+            |members| {
+                let results = together::flush(self.rings(), members);
+                members.iter().zip(results).map(|(member, result)| member.flushed(result)).collect()
+            },
+        )?;
         self.flushed.fetch_max(completed, Relaxed);
         Ok(())
     }
 
-    /// Writes to each device the superblock that is its own, if it is to have one. Not durable
-    /// before a flush.
+    /// Writes to each device the superblock that is its own, if it is to have one: a device that is
+    /// coming or going has none. Not durable before a flush.
     ///
     /// # Errors
     /// [`VolumeError::Io`] when a device fails without which something cannot be read.
     pub fn write_superblocks(
         &self,
-        of: &(dyn Fn(DeviceId) -> Box<Superblock> + Sync),
+        of: &(dyn Fn(DeviceId) -> Option<Box<Superblock>> + Sync),
         which: SuperCopies,
     ) -> VolumeResult<()> {
-        self.on_all(|member| member.write_superblock(&of(member.id), which))
+        let is_meant = |member: &Member| of(member.id).is_some();
+        self.on_all(is_meant, |members| match which {
+            SuperCopies::Primary => write_first_superblocks(self.rings(), members, of),
+            SuperCopies::All => together::at_once(members, |member| match of(member.id) {
+                Some(superblock) => member.write_superblocks(&superblock),
+                None => Ok(()),
+            }),
+        })
     }
 
-    /// Has something done on all devices that have not failed. An error counts if not everything
-    /// can be read without the devices that failed.
-    fn on_all(&self, what: impl Fn(&Member) -> VolumeResult<()> + Sync) -> VolumeResult<()> {
+    /// Has something done on those of the devices that take writes. An error counts if not
+    /// everything can be read without the devices that failed.
+    fn on_all(
+        &self,
+        is_meant: impl Fn(&Member) -> bool,
+        what: impl FnOnce(&[&Member]) -> SmallVec<[VolumeResult<()>; 4]>,
+    ) -> VolumeResult<()> {
+        let members = self.written();
         let here: SmallVec<[&Member; 4]> =
-            self.members.iter().filter(|m| !m.has_failed()).collect();
-        let results = at_once(&here, what);
+            members.iter().map(|m| &**m).filter(|m| m.takes_writes() && is_meant(m)).collect();
+        let results = what(&here);
         let failed: Vec<(&Member, VolumeError)> = here
             .into_iter()
             .zip(results)
@@ -228,13 +272,14 @@ impl Volume {
         if failed.is_empty() {
             return Ok(());
         }
-        let was_gone = |id| self.member(id).is_none_or(Member::is_no_help);
+        let was_gone = |id| self.member(id).is_none_or(|m| m.is_no_help());
         let is_gone = |id| failed.iter().any(|(m, _)| m.id == id) || was_gone(id);
         let is_lost = |chunk: &MappedChunk| {
             let without = |gone: &dyn Fn(DeviceId) -> bool| self.map.is_lost(chunk.start, gone);
             without(&is_gone) && !without(&was_gone)
         };
-        if self.members.iter().all(|m| is_gone(m.id)) || self.map.chunks().iter().any(is_lost) {
+        if self.members.all().iter().all(|m| is_gone(m.id)) || self.map.chunks().iter().any(is_lost)
+        {
             let first = failed.into_iter().next();
             return first.map_or(Ok(()), |(_, error)| Err(error));
         }
@@ -246,89 +291,64 @@ impl Volume {
 }
 
 impl Member {
-    /// Writes, and returns what failed, by its place in the list.
-    fn carry_out(
-        &self,
-        transfers: &[&Transfer<'_>],
-        completed: &std::sync::atomic::AtomicU64,
-    ) -> Vec<(usize, VolumeError)> {
-        let writes: Vec<Write<'_>> =
-            transfers.iter().map(|t| Write { at: t.stripe.at, data: &t.data }).collect();
-        let ended = self.write_all(&writes);
-        let mut failed = Vec::new();
-        for (n, (write, result)) in writes.iter().zip(ended).enumerate() {
-            self.counters.writes.fetch_add(1, Relaxed);
-            self.counters.written_bytes.fetch_add(write.len(), Relaxed);
-            match result {
-                Ok(()) => _ = completed.fetch_add(write.len(), Relaxed),
-                Err(e) => {
-                    self.went_wrong(ErrorKind::Write);
-                    failed.push((n, self.error("write", write.at, write.len(), e)));
-                }
-            }
-        }
-        failed
-    }
-
     /// One transfer needs no batch.
-    fn write_all(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
+    pub(super) fn write_all(&self, writes: &[Write<'_>]) -> Vec<io::Result<()>> {
         match writes {
             [one] => vec![self.device.write_vectored_at(one.at, one.data)],
             _ => self.device.write_batch(writes),
         }
     }
 
-    fn flush(&self) -> VolumeResult<()> {
+    /// Counts a flush.
+    fn flushed(&self, result: io::Result<()>) -> VolumeResult<()> {
         self.counters.flushes.fetch_add(1, Relaxed);
-        self.device.flush().map_err(|e| {
+        result.map_err(|e| {
             self.went_wrong(ErrorKind::Flush);
             self.error("flush", Physical(0), self.device.size(), e)
         })
     }
 
-    fn write_superblock(&self, superblock: &Superblock, which: SuperCopies) -> VolumeResult<()> {
-        let copies = match which {
-            SuperCopies::Primary => 1,
-            SuperCopies::All => superblock::copies_within(self.device.size()).count() as u64,
-        };
-        let bytes = copies * larder_format::SUPER_SIZE as u64;
+    /// Writes all copies of the superblock.
+    fn write_superblocks(&self, superblock: &Superblock) -> VolumeResult<()> {
+        self.superblocks_asked_for(superblock::copies_within(self.device.size()).count() as u64);
+        superblock::write_superblocks(&*self.device, superblock, SuperCopies::All)
+            .inspect_err(|_| self.went_wrong(ErrorKind::Write))
+    }
+
+    fn superblocks_asked_for(&self, copies: u64) {
         self.counters.writes.fetch_add(copies, Relaxed);
+        let bytes = copies * larder_format::SUPER_SIZE as u64;
         self.counters.written_bytes.fetch_add(bytes, Relaxed);
-        superblock::write_superblocks(&*self.device, superblock, which).inspect_err(|_| {
-            self.went_wrong(ErrorKind::Write);
-        })
     }
 }
 
-/// Does something with each device, with several at the same time.
-fn at_once<'m, T: Send>(
-    members: &[&'m Member],
-    what: impl Fn(&'m Member) -> T + Sync,
-) -> SmallVec<[T; 4]> {
-    let Some((first, others)) = members.split_first() else { return SmallVec::new() };
-    if others.is_empty() {
-        return SmallVec::from_iter([what(first)]);
-    }
-    thread::scope(|scope| {
-        let what = &what;
-        let start = |member: &&'m Member| {
-            let member = *member;
-            let thread = thread::Builder::new().name("larder-device".into());
-            // Without a thread it is done afterwards.
-            thread.spawn_scoped(scope, move || what(member)).map_err(|_| member)
-        };
-        let started: SmallVec<[_; 4]> = others.iter().map(start).collect();
-        let mut results = SmallVec::from_iter([what(first)]);
-        for thread in started {
-            results.push(match thread {
-                Ok(thread) => {
-                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                }
-                Err(member) => what(member),
-            });
-        }
-        results
-    })
+fn share_of<'v, 't>(member: &'v Member, transfers: &[&'t Transfer<'t>]) -> Share<'v, 't> {
+    let writes = transfers.iter().map(|t| Write { at: t.stripe.at, data: &t.data }).collect();
+    Share { member, writes }
+}
+
+/// Writes the first copy of each device's superblock.
+fn write_first_superblocks(
+    rings: Option<&Rings>,
+    members: &[&Member],
+    of: &(dyn Fn(DeviceId) -> Option<Box<Superblock>> + Sync),
+) -> SmallVec<[VolumeResult<()>; 4]> {
+    let at = SUPER_OFFSETS[0];
+    let seal = |member: &Member| Some(of(member.id)?.seal(at));
+    let sealed: Vec<_> = members.iter().filter_map(|m| Some((*m, seal(m)?))).collect();
+    let slices: Vec<_> = sealed.iter().map(|(_, bytes)| [IoSlice::new(bytes)]).collect();
+    let share = |(member, data)| Share { member, writes: vec![Write { at, data }] };
+    let with_data = sealed.iter().map(|(m, _)| *m).zip(slices.iter().map(|data| &data[..]));
+    let shares: Vec<Share<'_, '_>> = with_data.map(share).collect();
+    let ended = |(share, results): (&Share<'_, '_>, Vec<io::Result<()>>)| {
+        share.member.superblocks_asked_for(1);
+        let result = results.into_iter().collect::<io::Result<()>>();
+        result.map_err(|e| {
+            share.member.went_wrong(ErrorKind::Write);
+            share.member.error("write", at, larder_format::SUPER_SIZE as u64, e)
+        })
+    };
+    shares.iter().zip(together::write(rings, &shares)).map(ended).collect()
 }
 
 /// A part of several buffers that lie behind each other.

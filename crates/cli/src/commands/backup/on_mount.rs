@@ -10,8 +10,8 @@ use super::held::{self, Entry};
 use super::source::{PERMISSIONS, SNAPSHOTS, Source};
 use crate::failure::Advise;
 use crate::mounted::mounted;
+use crate::on_mount::send::{How, Paths, send_streams};
 use crate::print;
-use crate::send_on_mount::{self, How, Paths};
 use anyhow::{Context, anyhow};
 use larder_fuse::{control, subvolumes as on_mount};
 use larder_receive::destination::Sent;
@@ -142,7 +142,7 @@ impl Source for OnMount {
         };
         let options = Options { compressed_data: true, no_data: false };
         let how = How { protocol: Protocol::V2, options, joined: false };
-        send_on_mount::send(&paths, how, out, &mut |_| {}).map(drop)
+        send_streams(&paths, how, out, &mut |_| {}).map(drop)
     }
 
     fn delete(&self, name: &[u8]) -> anyhow::Result<()> {

@@ -30,7 +30,6 @@ mod trees;
 
 pub(crate) use extent::uses_of;
 
-use crate::image::advise_content;
 use common::{Common, devices};
 
 /// Show the structures of an image: superblocks, trees, chunks, block groups; which files use an
@@ -49,7 +48,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// All copies of the superblock
+    /// All copies of the superblock, on all devices
     #[command(after_help = "Example:\n  larder inspect super disk.img")]
     Super(Common),
     /// The blocks and items of a tree
@@ -86,10 +85,7 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
-        What::Super(c) => {
-            let device = devices(&c.image, &c.how)?.swap_remove(0);
-            advise_content(supers::run(&*device, c.how.json), &*device)
-        }
+        What::Super(c) => supers::run(&devices(&c.image, &c.how)?, c.how.json),
         What::Tree(a) => trees::tree(a),
         What::Chunks(c) => trees::chunks(c),
         What::BlockGroups(c) => groups::run(c),

@@ -1,6 +1,7 @@
-//! Every copy of the superblock, field by field.
+//! Every copy of the superblock on every device, field by field.
 
 use crate::failure::Advise;
+use crate::image::advise_content;
 use crate::print;
 use anyhow::bail;
 use larder_format::superblock::BackupRoot;
@@ -8,34 +9,30 @@ use larder_format::{Superblock, Support};
 use larder_volume::{Device, SuperCopy, read_all_superblocks, read_superblock};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
-pub(super) fn run(device: &dyn Device, json: bool) -> anyhow::Result<()> {
-    let copies = read_all_superblocks(device);
-    // Nothing that looks like a superblock anywhere: not damaged, but something else.
-    let is_other =
-        |c: &SuperCopy| matches!(&c.content, Err(e) if e.to_string().contains("not a btrfs"));
-    if copies.iter().all(is_other) {
-        let error = read_superblock(device)
-            .err()
-            .map_or_else(|| anyhow::anyhow!("no superblock"), Into::into);
-        return Err(error).could_not_run();
-    }
-    let is_dump = |c: &SuperCopy| matches!(&c.content, Ok(sb) if sb.metadata_dump().is_some());
-    let dump = copies.iter().any(is_dump);
+/// Shows the superblocks of all devices, those of each together.
+pub(super) fn run(devices: &[Arc<dyn Device>], json: bool) -> anyhow::Result<()> {
     let mut values = Vec::new();
-    let mut bad = 0;
-    for copy in &copies {
-        let value = match &copy.content {
-            Ok(sb) => super_value(sb),
-            Err(_) if dump && is_other(copy) => {
-                json!({ "bytenr": copy.at.0, "missing": "a metadata dump has the first copy only" })
-            }
-            Err(e) => {
-                bad += 1;
-                json!({ "bytenr": copy.at.0, "error": e.to_string() })
-            }
-        };
-        values.push(value);
+    let (mut bad, mut all) = (0, 0);
+    for device in devices {
+        let copies = read_all_superblocks(&**device);
+        advise_content(is_ours(&**device, &copies), &**device)?;
+        let dump = copies.iter().any(is_dump);
+        for copy in &copies {
+            let facts = match &copy.content {
+                Ok(sb) => super_value(sb),
+                Err(_) if dump && is_other(copy) => {
+                    json!({ "missing": "a metadata dump has the first copy only" })
+                }
+                Err(e) => {
+                    bad += 1;
+                    json!({ "error": e.to_string() })
+                }
+            };
+            values.push(placed(&**device, copy, facts));
+        }
+        all += copies.len();
     }
     if json {
         print::json(&values)?;
@@ -45,9 +42,37 @@ pub(super) fn run(device: &dyn Device, json: bool) -> anyhow::Result<()> {
         }
     }
     if bad > 0 {
-        bail!("{bad} of {} superblock copies cannot be used", copies.len());
+        bail!("{bad} of {all} superblock copies cannot be used");
     }
     Ok(())
+}
+
+/// What a copy says, behind where it lies.
+fn placed(device: &dyn Device, copy: &SuperCopy, facts: Value) -> Value {
+    let mut all = json!({ "device": device.name(), "bytenr": copy.at.0 });
+    if let (Some(all), Value::Object(facts)) = (all.as_object_mut(), facts) {
+        all.extend(facts);
+    }
+    all
+}
+
+fn is_other(copy: &SuperCopy) -> bool {
+    matches!(&copy.content, Err(e) if e.to_string().contains("not a btrfs"))
+}
+
+fn is_dump(copy: &SuperCopy) -> bool {
+    matches!(&copy.content, Ok(sb) if sb.metadata_dump().is_some())
+}
+
+/// Refuses a device where nothing looks like a superblock anywhere: it is not damaged, but
+/// something else.
+fn is_ours(device: &dyn Device, copies: &[SuperCopy]) -> anyhow::Result<()> {
+    if !copies.iter().all(is_other) {
+        return Ok(());
+    }
+    let error =
+        read_superblock(device).err().map_or_else(|| anyhow::anyhow!("no superblock"), Into::into);
+    Err(error).could_not_run()
 }
 
 /// A JSON object as lines `name  value`.
@@ -99,7 +124,6 @@ fn super_value(sb: &Superblock) -> Value {
     let backups: Vec<Value> =
         sb.backup_roots.iter().enumerate().map(|(n, b)| backup_value(n, b)).collect();
     json!({
-        "bytenr": sb.bytenr.get(),
         "fsid": print::uuid(sb.fsid),
         "metadata_uuid": print::uuid(sb.metadata_fsid()),
         "label": print::name(sb.label()),

@@ -6,7 +6,7 @@
 
 use super::layout::{Grid, Layout};
 use super::paint::{self, Colour, Letters, Line, Paint, STEPS};
-use super::space::{Cell, Kind, Space};
+use super::space::{Cell, Kind, Space, Whole};
 use crate::raw::type_text;
 use crate::size;
 use crate::size::Share;
@@ -117,10 +117,10 @@ struct Look {
 /// Draws cells as runs of the same look, each with its tooltip.
 fn panel(
     out: &mut String,
+    whole: &Whole,
     space: &Space,
     grid: &Grid,
     look: impl Fn(&Cell, u64) -> Look,
-    tip: impl Fn(&Space, usize, usize) -> String,
 ) {
     let count = space.cells.len();
     let mut from = 0;
@@ -148,7 +148,7 @@ fn panel(
             let _ = write!(out, "M{x} {y}h{n}v1h-{n}z");
             i += n;
         }
-        let _ = writeln!(out, "\"><title>{}</title></path>", xml(&tip(space, from, to)));
+        let _ = writeln!(out, "\"><title>{}</title></path>", xml(&tip(whole, space, from, to)));
         from = to;
     }
 }
@@ -169,9 +169,9 @@ fn tiles(out: &mut String, grid: &Grid) {
 }
 
 /// Lines between cells of different block groups, as far as that helps.
-fn borders(out: &mut String, space: &Space, grid: &Grid) {
+fn borders(out: &mut String, whole: &Whole, space: &Space, grid: &Grid) {
     let side = grid.side as usize;
-    if space.groups.is_empty() || space.groups.len() * 12 > space.cells.len() {
+    if whole.groups.is_empty() || whole.groups.len() * 12 > space.cells.len() {
         return;
     }
     let mut at = vec![None; space.cells.len()];
@@ -201,15 +201,15 @@ fn range_text(space: &Space, from: usize, to: usize) -> String {
     format!("{} – {} on the device ({})", human(a), human(b), human(b - a))
 }
 
-fn group_text(space: &Space, group: Option<u32>) -> Option<String> {
-    let g = space.groups.get(group? as usize)?;
+fn group_text(whole: &Whole, group: Option<u32>) -> Option<String> {
+    let g = whole.groups.get(group? as usize)?;
     let full = share(Share { part: g.used, whole: g.length });
     let kind = type_text(g.flags.bits());
     Some(format!("Block group at {}: {kind}, {}, {full} used", g.start, human(g.length)))
 }
 
 /// Facts of a run of cells.
-fn tip(space: &Space, from: usize, to: usize) -> String {
+fn tip(whole: &Whole, space: &Space, from: usize, to: usize) -> String {
     let cells = &space.cells[from..to];
     let mut lines = vec![range_text(space, from, to)];
     for kind in Kind::ALL {
@@ -232,7 +232,7 @@ fn tip(space: &Space, from: usize, to: usize) -> String {
         lines.push(format!("Unallocated: {}", human(free)));
     }
     let group = cells.first().and_then(|c| c.group).map(|g| g.0);
-    lines.extend(group_text(space, group));
+    lines.extend(group_text(whole, group));
     let ages =
         cells.iter().filter_map(|c| c.generations).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     if let Some((oldest, newest)) = ages {
@@ -334,7 +334,7 @@ fn age_legend(out: &mut String, space: &Space, ends: &[u64], y: f64) -> f64 {
 }
 
 /// How many block groups are how full: where a balance would gain something.
-fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
+fn histogram(out: &mut String, whole: &Whole, y: f64) -> f64 {
     const BINS: usize = 10;
     const HEIGHT: f64 = 54.0;
     let width = (WIDTH - 2.0 * MARGIN - 2.0 * GAP) / 3.0;
@@ -342,7 +342,7 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
     for (n, (kind, colour)) in KINDS.into_iter().enumerate() {
         let left = MARGIN + n as f64 * (width + GAP);
         let mut bins = [0usize; BINS];
-        for g in space.groups.iter().filter(|g| Kind::of_group(g.flags) == kind) {
+        for g in whole.groups.iter().filter(|g| Kind::of_group(g.flags) == kind) {
             let tenth = u128::from(g.used) * BINS as u128 / u128::from(g.length.max(1));
             bins[usize::try_from(tenth).unwrap_or(BINS).min(BINS - 1)] += 1;
         }
@@ -375,77 +375,126 @@ fn histogram(out: &mut String, space: &Space, y: f64) -> f64 {
     y + 22.0 + HEIGHT + 16.0
 }
 
-/// The whole picture.
-pub(super) fn picture(space: &Space, grid: &Grid, name: &str, html: bool) -> String {
-    let mut body = String::new();
-    let title =
-        if space.label.is_empty() { name.to_owned() } else { format!("{} ({name})", space.label) };
+/// The devices in words.
+fn facts(whole: &Whole) -> String {
+    let size: u64 = whole.devices.iter().map(|space| space.size).sum();
+    let used: u64 = whole.devices.iter().flat_map(|space| space.used).sum();
+    let on = match whole.devices.len() {
+        1 => "the device".to_owned(),
+        n => format!("{n} devices"),
+    };
+    let mut facts = format!(
+        "{} – {} in use on {on} ({}), transaction {}",
+        human(size),
+        human(used),
+        share(Share { part: used, whole: size }),
+        whole.generation
+    );
+    if !whole.missing.is_empty() {
+        let missing: Vec<String> = whole.missing.iter().map(ToString::to_string).collect();
+        let _ = write!(facts, "; missing: device {}", missing.join(", "));
+    }
+    facts
+}
+
+/// Which device a section shows.
+fn device_text(space: &Space) -> String {
     let used: u64 = space.used.iter().sum();
-    text(&mut body, MARGIN, 46.0, Letters::TITLE, &title);
-    let facts = format!(
-        "{} – {} in use on the device ({}), transaction {}",
+    format!(
+        "Device {}: {} – {}, {} in use ({}); a cell is {}",
+        space.id,
+        space.name,
         human(space.size),
         human(used),
         share(Share { part: used, whole: space.size }),
-        space.generation
-    );
-    text(&mut body, MARGIN, 70.0, Letters::SOFT, &facts);
+        human(space.size / space.cells.len().max(1) as u64)
+    )
+}
+
+/// The two panels of a device, with their upper edge at `top`, and their legends. Where they end.
+fn section(out: &mut String, whole: &Whole, space: &Space, grid: &Grid, top: f64) -> f64 {
     let right = MARGIN + PANEL + GAP;
-    text(&mut body, MARGIN, TOP - 14.0, Letters::HEADING, "What lies where");
-    text(&mut body, right, TOP - 14.0, Letters::HEADING, "How old it is");
+    text(out, MARGIN, top - 14.0, Letters::HEADING, "What lies where");
+    text(out, right, top - 14.0, Letters::HEADING, "How old it is");
     let way = match grid.layout {
         Layout::Hilbert => "starts top left, ends top right",
         Layout::Rows => "line by line",
     };
-    text(&mut body, MARGIN + PANEL, TOP - 14.0, Letters::SOFT.before(), way);
+    text(out, MARGIN + PANEL, top - 14.0, Letters::SOFT.before(), way);
     let scale = PANEL / f64::from(grid.side);
     let open = |out: &mut String, x: f64| {
         let _ = writeln!(
             out,
-            "<g class=\"c\" transform=\"translate({x:.1} {TOP:.1}) scale({scale:.5})\" \
+            "<g class=\"c\" transform=\"translate({x:.1} {top:.1}) scale({scale:.5})\" \
              shape-rendering=\"crispEdges\">"
         );
     };
-    open(&mut body, MARGIN);
-    let fullness = |cell: &Cell, bytes: u64| {
-        let group = cell.group.map(|g| g.0);
-        let colour = match shown(cell, bytes) {
-            Some(kind) => KINDS.into_iter().find_map(|(k, colour)| (k == kind).then_some(colour)),
-            None => None,
-        };
-        let paint = match colour {
-            Some(colour) => Paint::at_step(colour, step(cell)),
-            None => Paint::full(paint::UNALLOCATED),
-        };
-        Look { group, paint }
-    };
-    panel(&mut body, space, grid, fullness, tip);
-    tiles(&mut body, grid);
-    borders(&mut body, space, grid);
-    body.push_str("</g>\n");
-    open(&mut body, right);
+    open(out, MARGIN);
+    panel(out, whole, space, grid, fullness);
+    tiles(out, grid);
+    borders(out, whole, space, grid);
+    out.push_str("</g>\n");
+    open(out, right);
     let ends = age_ends(space);
-    let age = |cell: &Cell, _: u64| {
-        let colour = match cell.mean_generation() {
-            Some(g) => paint::AGES[age_colour(age_step(&ends, g), ends.len())],
-            None if cell.allocated() > 0 => paint::FREE,
-            None => paint::UNALLOCATED,
-        };
-        // Where nothing lies, one shape is enough.
-        let group = cell.generations.and(cell.group).map(|g| g.0);
-        Look { paint: Paint::full(colour), group }
+    panel(out, whole, space, grid, |cell, _| age(cell, &ends));
+    tiles(out, grid);
+    out.push_str("</g>\n");
+    let y = top + PANEL + 34.0;
+    legend(out, space, y).max(age_legend(out, space, &ends, y))
+}
+
+/// How a cell looks by what it holds, and how much of its bytes.
+fn fullness(cell: &Cell, bytes: u64) -> Look {
+    let group = cell.group.map(|g| g.0);
+    let colour = match shown(cell, bytes) {
+        Some(kind) => KINDS.into_iter().find_map(|(k, colour)| (k == kind).then_some(colour)),
+        None => None,
     };
-    panel(&mut body, space, grid, age, tip);
-    tiles(&mut body, grid);
-    body.push_str("</g>\n");
-    let y = TOP + PANEL + 34.0;
-    let bottom = legend(&mut body, space, y).max(age_legend(&mut body, space, &ends, y));
-    let bottom = histogram(&mut body, space, bottom + 50.0);
-    let cell = human(space.size / space.cells.len().max(1) as u64);
-    let foot = format!(
-        "A cell is {cell} of the device. Lines are borders of block groups, where there is room \
-            for them."
-    );
+    let paint = match colour {
+        Some(colour) => Paint::at_step(colour, step(cell)),
+        None => Paint::full(paint::UNALLOCATED),
+    };
+    Look { group, paint }
+}
+
+/// How a cell looks by its age.
+fn age(cell: &Cell, ends: &[u64]) -> Look {
+    let colour = match cell.mean_generation() {
+        Some(g) => paint::AGES[age_colour(age_step(ends, g), ends.len())],
+        None if cell.allocated() > 0 => paint::FREE,
+        None => paint::UNALLOCATED,
+    };
+    // Where nothing lies, one shape is enough.
+    let group = cell.generations.and(cell.group).map(|g| g.0);
+    Look { paint: Paint::full(colour), group }
+}
+
+/// The whole picture: the devices below each other.
+pub(super) fn picture(whole: &Whole, grid: &Grid, name: &str, html: bool) -> String {
+    let mut body = String::new();
+    let title =
+        if whole.label.is_empty() { name.to_owned() } else { format!("{} ({name})", whole.label) };
+    text(&mut body, MARGIN, 46.0, Letters::TITLE, &title);
+    text(&mut body, MARGIN, 70.0, Letters::SOFT, &facts(whole));
+    let mut bottom = 70.0;
+    match &whole.devices[..] {
+        [one] => bottom = section(&mut body, whole, one, grid, TOP),
+        several => {
+            for space in several {
+                text(&mut body, MARGIN, bottom + 46.0, Letters::HEADING, &device_text(space));
+                bottom = section(&mut body, whole, space, grid, bottom + 94.0);
+            }
+        }
+    }
+    let bottom = histogram(&mut body, whole, bottom + 50.0);
+    let mut foot = "Lines are borders of block groups, where there is room for them.".to_owned();
+    match &whole.devices[..] {
+        [one] => {
+            let cell = human(one.size / one.cells.len().max(1) as u64);
+            foot = format!("A cell is {cell} of the device. {foot}");
+        }
+        _ => foot += " Parity counts as full as its row is.",
+    }
     text(&mut body, MARGIN, bottom + 36.0, Letters::SOFT, &foot);
     let height = bottom + 60.0;
     let svg = paint::frame(&xml(&title), WIDTH, height, &body);

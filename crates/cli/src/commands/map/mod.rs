@@ -2,7 +2,7 @@
 //!
 //! | module | decision |
 //! |---|---|
-//! | `space` | what a cell of the device holds: bounded memory, however large the device |
+//! | `space` | what a cell of a device holds: bounded memory, however large the device |
 //! | `layout` | where on the picture a cell lies |
 //! | `paint` | colours and letters, as every viewer shows them |
 //! | `draw` | shapes, tooltips, legends |
@@ -15,10 +15,10 @@ mod paint;
 mod space;
 
 use crate::failure::usage;
-use crate::image::{Access, open_device};
+use crate::image::{Access, as_devices, open_devices};
 use crate::print;
 use crate::raw::session;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use layout::Layout;
 use std::io::{IsTerminal, Write};
@@ -26,9 +26,9 @@ use std::path::{Path, PathBuf};
 
 /// Draw a picture of an image's space: what lies where, how full it is, how old.
 ///
-/// Every cell is the same number of bytes of the device. Left: data, metadata, system, unallocated;
-/// the fuller, the stronger. Right: how long ago what lies there was written, by transaction. Point
-/// at a cell for its facts.
+/// Every cell is the same number of bytes of a device; several devices stand below each other.
+/// Left: data, metadata, system, unallocated; the fuller, the stronger. Right: how long ago what
+/// lies there was written, by transaction. Point at a cell for its facts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -82,7 +82,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let to_stdout = args.output.as_os_str() == "-";
     let html = args.is_html()?;
-    let device = open_device(&args.image, Access::Read { force: args.force })?;
+    let devices = open_devices(&args.image, Access::Read { force: args.force })?;
     let bar =
         if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     if let Ok(style) =
@@ -93,22 +93,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let name =
         args.image.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     let grid = layout::Grid::new(args.layout, args.cells);
-    session(vec![device], |s| {
-        let devices = s.reader.superblock().num_devices();
-        if devices > 1 {
-            return usage(format!("it spans {devices} devices, and a map shows one so far"));
-        }
-        let space = space::Space::read(s, grid.cells(), &bar)?;
+    session(as_devices(&devices), |s| {
+        let whole = space::Whole::read(s, grid.cells(), &bar);
         bar.finish_and_clear();
-        let picture = draw::picture(&space, &grid, &name, html);
+        let picture = draw::picture(&whole, &grid, &name, html);
         if to_stdout {
             return std::io::stdout().lock().write_all(picture.as_bytes()).context(print::STDOUT);
         }
-        write(&args.output, picture.as_bytes()).with_context(|| print::path(&args.output))?;
-        if space.cells.is_empty() {
-            bail!("the device is empty");
-        }
-        Ok(())
+        write(&args.output, picture.as_bytes()).with_context(|| print::path(&args.output))
     })
 }
 

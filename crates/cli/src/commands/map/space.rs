@@ -1,17 +1,19 @@
-//! What each cell of the device holds.
+//! What each cell of each device holds.
 //!
 //! Cells are fixed in number; extents are added up as they are read and forgotten. So memory does
-//! not depend on the device, and a cell that covers gigabytes still knows how much of each kind
-//! there is in it.
+//! not depend on the size of a device, and a cell that covers gigabytes still knows how much of
+//! each kind there is in it.
 
 use crate::raw::Session;
 use crate::raw::groups::{Group, read_groups};
 use indicatif::ProgressBar;
 use larder_format::items::{BlockGroupFlags, ExtentFlags, ExtentItem};
-use larder_format::{Key, KeyType, Logical, ObjectId, Physical};
+use larder_format::{DeviceId, Key, KeyType, Logical, ObjectId, Physical};
+use larder_volume::{Device, Stripe, read_superblock};
 use std::ops::{ControlFlow, Range};
+use std::path::Path;
 
-/// What bytes of the device are.
+/// What bytes of a device are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Data = 0,
@@ -72,55 +74,79 @@ impl Cell {
     }
 }
 
-/// The device, cell by cell.
+/// A file system.
+#[derive(Debug)]
+pub(super) struct Whole {
+    pub(super) label: String,
+    pub(super) generation: u64,
+    pub(super) groups: Vec<Group>,
+    /// The devices that are there, by number.
+    pub(super) devices: Vec<Space>,
+    /// Those that chunks lie on, and that are not there.
+    pub(super) missing: Vec<DeviceId>,
+}
+
+/// A device, cell by cell.
 #[derive(Debug)]
 pub(super) struct Space {
-    pub(super) label: String,
+    pub(super) id: DeviceId,
+    /// The last part of its path.
+    pub(super) name: String,
     /// Bytes of the device.
     pub(super) size: u64,
     pub(super) cells: Vec<Cell>,
-    pub(super) groups: Vec<Group>,
-    pub(super) generation: u64,
     /// Bytes on the device, by kind.
     pub(super) used: [u64; 3],
     pub(super) allocated: [u64; 3],
 }
 
-impl Space {
-    fn new(size: u64, count: u32) -> Self {
-        Self {
-            label: String::new(),
-            size,
-            cells: vec![Cell::default(); count as usize],
-            groups: Vec::new(),
-            generation: 0,
-            used: [0; 3],
-            allocated: [0; 3],
+impl Whole {
+    /// Reads block groups and extents.
+    pub(super) fn read(s: &Session<'_>, count: u32, bar: &ProgressBar) -> Self {
+        let sb = s.reader.superblock();
+        let mut devices: Vec<Space> = s
+            .reader
+            .volume()
+            .devices()
+            .map(|(id, device)| Space::new(id, name_of(&*device), size_of(&*device), count))
+            .collect();
+        devices.sort_unstable_by_key(|space| space.id);
+        let mut whole = Self {
+            label: crate::print::name(sb.label()),
+            generation: sb.generation().0,
+            groups: read_groups(s),
+            devices,
+            missing: Vec::new(),
+        };
+        whole.chunks(s);
+        bar.set_length(sb.bytes_used());
+        if !whole.extents(s, bar) {
+            whole.even(s);
         }
+        whole
     }
 
-    /// Reads block groups and extents.
-    pub(super) fn read(s: &Session<'_>, count: u32, bar: &ProgressBar) -> anyhow::Result<Self> {
-        let sb = s.reader.superblock();
-        let size = sb.dev_item.total_bytes.get().min(s.reader.device().size()).max(1);
-        let mut space = Self::new(size, count);
-        space.label = crate::print::name(sb.label());
-        space.generation = sb.generation().0;
-        space.groups = read_groups(s);
-        let map = s.reader.volume().map();
-        for chunk in map.chunks() {
-            let group = space.groups.binary_search_by_key(&chunk.start, |g| g.start).ok();
-            let kind = Kind::of_group(BlockGroupFlags::from_bits_retain(chunk.kind));
+    /// Adds all chunks.
+    fn chunks(&mut self, s: &Session<'_>) {
+        for chunk in s.reader.volume().map().chunks() {
+            let group = self.groups.binary_search_by_key(&chunk.start, |g| g.start).ok();
+            let group = group.and_then(|g| u32::try_from(g).ok());
+            let kind = Kind::of_group(chunk.flags());
             for stripe in &chunk.stripes {
-                let group = group.and_then(|g| u32::try_from(g).ok());
-                space.allocate(range(stripe.at, chunk.length), kind, group);
+                match self.on(stripe.device) {
+                    Some(space) => {
+                        space.allocate(range(stripe.at, chunk.stripe_bytes()), kind, group)
+                    }
+                    None => self.missing.push(stripe.device),
+                }
             }
         }
-        bar.set_length(sb.bytes_used());
-        if !space.extents(s, bar) {
-            space.even(s);
-        }
-        Ok(space)
+        self.missing.sort_unstable();
+        self.missing.dedup();
+    }
+
+    fn on(&mut self, device: DeviceId) -> Option<&mut Space> {
+        self.devices.iter_mut().find(|space| space.id == device)
     }
 
     /// Adds all extents; says whether they could be read.
@@ -151,20 +177,35 @@ impl Space {
         any
     }
 
+    /// Adds an extent wherever it lies. Parity counts as full as its row is.
     fn extent(&mut self, s: &Session<'_>, at: Logical, length: u64, data: bool, generation: u64) {
+        let map = s.reader.volume().map();
         let (mut at, mut rest) = (at, length);
         while rest > 0 {
-            let Some(chunk) = s.reader.volume().map().chunk_at(at) else { return };
-            let n = rest.min(chunk.end().0 - at.0);
-            let into = at.0 - chunk.start.0;
-            let kind = match Kind::of_group(BlockGroupFlags::from_bits_retain(chunk.kind)) {
+            let Some(chunk) = map.chunk_at(at) else { return };
+            let kind = match Kind::of_group(chunk.flags()) {
                 Kind::Data if !data => Kind::Metadata,
-                k => k,
+                kind => kind,
             };
-            for stripe in &chunk.stripes {
-                self.fill(range(stripe.at.plus(into), n), kind, Some(generation));
+            let end = chunk.end().0.min(at.0.saturating_add(rest));
+            while at.0 < end {
+                let Ok(found) = map.lookup(at, end - at.0) else { return };
+                for stripe in &found.stripes {
+                    self.fill(*stripe, found.len, kind, generation);
+                }
+                if let Some((columns, parity)) = map.row_places(at) {
+                    for stripe in &parity {
+                        self.fill(*stripe, found.len / columns.len() as u64, kind, generation);
+                    }
+                }
+                (at, rest) = (at.plus(found.len), rest - found.len);
             }
-            (at, rest) = (at.plus(n), rest - n);
+        }
+    }
+
+    fn fill(&mut self, place: Stripe, len: u64, kind: Kind, generation: u64) {
+        if let Some(space) = self.on(place.device) {
+            space.fill(range(place.at, len), kind, Some(generation));
         }
     }
 
@@ -173,14 +214,38 @@ impl Space {
         for g in self.groups.clone() {
             let Some(chunk) = s.reader.volume().map().chunk_at(g.start) else { continue };
             let kind = Kind::of_group(g.flags);
+            let share = |n: u64| {
+                let used = u128::from(n) * u128::from(g.used) / u128::from(g.length.max(1));
+                u64::try_from(used).unwrap_or(n)
+            };
+            let bytes = chunk.stripe_bytes();
             for stripe in &chunk.stripes {
-                self.each(range(stripe.at, chunk.length), |cell, n| {
-                    let used = u128::from(n) * u128::from(g.used) / u128::from(g.length.max(1));
-                    cell.used[kind as usize] += u64::try_from(used).unwrap_or(n);
+                let Some(space) = self.on(stripe.device) else { continue };
+                space.each(range(stripe.at, bytes), |cell, n| {
+                    cell.used[kind as usize] += share(n);
                 });
-                self.used[kind as usize] += g.used;
+                space.used[kind as usize] += share(bytes);
             }
         }
+    }
+}
+
+/// Bytes of a device that the file system uses.
+fn size_of(device: &dyn Device) -> u64 {
+    let used = read_superblock(device).map(|sb| sb.dev_item.total_bytes.get());
+    used.unwrap_or(u64::MAX).min(device.size()).max(1)
+}
+
+fn name_of(device: &dyn Device) -> String {
+    let path = device.name();
+    let name = Path::new(&path).file_name();
+    name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+impl Space {
+    fn new(id: DeviceId, name: String, size: u64, count: u32) -> Self {
+        let cells = vec![Cell::default(); count as usize];
+        Self { id, name, size, cells, used: [0; 3], allocated: [0; 3] }
     }
 
     /// First byte of a cell.
@@ -251,7 +316,7 @@ mod tests {
         for (size, count) in
             [(1000, 16), (10 << 40, 16_384), (4096, 4096), (100, 1024), ((1 << 40) + 7, 4096)]
         {
-            let mut space = Space::new(size, count);
+            let mut space = Space::new(DeviceId(1), String::new(), size, count);
             assert_eq!((space.start(0), space.start(count as usize)), (0, size));
             space.allocate(0..size, Kind::Data, None);
             assert_eq!(space.cells.iter().map(Cell::allocated).sum::<u64>(), size);
@@ -269,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_cell_knows_how_old_it_is() {
-        let mut space = Space::new(4096, 1);
+        let mut space = Space::new(DeviceId(1), String::new(), 4096, 1);
         assert_eq!(space.cells[0].mean_generation(), None);
         space.fill(0..1000, Kind::Data, Some(10));
         space.fill(1000..4000, Kind::Data, Some(50));

@@ -10,10 +10,11 @@ use super::{
     Args, advise_mount, helper_command, note_uring, request, say_mounted, say_ready, tidy_up,
 };
 use crate::attach::{AttachSocket, StartLock};
+use crate::devices::Part;
 use crate::failure::Advise;
 use crate::image::{
-    Access, advise_content, advise_filesystem, advise_open, as_devices, may_be_degraded,
-    note_devices, when_free,
+    Access, advise_content, advise_filesystem, advise_open, may_be_degraded, note_devices,
+    open_filesystem, when_free,
 };
 use crate::mount_options::{MountWishes, whole};
 use crate::state::Claim;
@@ -38,7 +39,8 @@ pub(super) fn serve(
     start_lock: Option<StartLock>,
 ) -> anyhow::Result<()> {
     let source = args.source();
-    let devices = devices::open(args.devices(wishes), |path| open_device(path, wishes))?;
+    let devices =
+        devices::open(args.devices(wishes), |path, part| open_device(path, wishes, part))?;
     let settings = whole::settings(wishes, devices[0].is_block_device());
     let image = std::fs::canonicalize(&source).with_context(|| source.display().to_string())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
@@ -83,6 +85,7 @@ pub(super) fn serve(
     super::mounts::obey(signals, &mounts);
     let (daemon, foreground) = (args.daemon, (!args.daemon).then(|| args.clone()));
     let open = Arc::clone(&mounts);
+    let may_balance = !wishes.read_only && !wishes.skip_balance;
     mounts.start(NewMount { member, helper, claim }, mounted, move |outcome| {
         if outcome.is_err() {
             // The error is reported at the end.
@@ -92,8 +95,12 @@ pub(super) fn serve(
         if let Some(sandbox) = sandbox {
             sandbox.seal();
         }
+        open.go_on_replacing();
         if let Some(socket) = socket {
             open.accept_requests(socket);
+        }
+        if may_balance {
+            open.go_on_with_balance();
         }
         drop(open);
         start_lock.into_iter().for_each(StartLock::leave);
@@ -107,8 +114,8 @@ pub(super) fn serve(
 }
 
 /// Opens the image's device for a daemon, with its lock.
-fn open_device(source: &Path, wishes: &MountWishes) -> anyhow::Result<FileDevice> {
-    let (access, mode) = if wishes.read_only {
+fn open_device(source: &Path, wishes: &MountWishes, part: Part) -> anyhow::Result<FileDevice> {
+    let (access, mode) = if wishes.read_only || part == Part::Seed {
         (Access::Serve, OpenMode::Read)
     } else {
         (Access::Write, OpenMode::Write)
@@ -152,10 +159,11 @@ fn open_and_mount(
         max_inline: wishes.max_inline.unwrap_or(OpenOptions::default().max_inline),
         no_data_cow: wishes.no_data_cow,
         no_data_sum: wishes.no_data_sum,
+        reclaim: wishes.reclaim,
         tuning: wishes.tuning.clone(),
     };
     let name = args.source().display().to_string();
-    let opened = Filesystem::open_devices(as_devices(&devices), options);
+    let opened = open_filesystem(&devices, args.devices(wishes).len(), options);
     let fs = advise_content(advise_filesystem(opened, &name), &*devices[0])?;
     note_devices(&name, &fs.info());
     if fs.info().has_unreplayed_log {

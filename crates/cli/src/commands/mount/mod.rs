@@ -25,8 +25,8 @@
 
 mod first;
 mod further;
+mod jobs;
 mod mounts;
-mod scrubs;
 mod sends;
 
 use crate::attach::{self, StartLock};
@@ -113,6 +113,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     if let Some(bytes) = args.cache_size {
         wishes.cache_size = Some(bytes);
+    }
+    if !wishes.read_only && devices::are_seeds(&args.devices(&wishes)) {
+        // As Linux does.
+        wishes.read_only = true;
+        if !args.daemon {
+            print::say("larder: note: a seed is only read: mounted read-only");
+        }
     }
     if args.mount_helper {
         return run_helper(args, &wishes);

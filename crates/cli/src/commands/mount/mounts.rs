@@ -3,19 +3,21 @@
 //! - *A program asks at the socket for a mount.* Options of the whole file system must be as they
 //!   are. The mount helper of the new mount makes it, and a thread serves it.
 //! - *A program asks for a stream.* Module `sends` writes it.
-//! - *A program asks for a scrub.* Module `scrubs` has it.
+//! - *A program asks for long work: a scrub, a balance, a change of devices.* Module `jobs` has
+//!   it, and goes on with what the last mount has left.
 //! - *A mount ends, others stay.* What only this mount held is deleted. Everything becomes durable.
 //!   The result goes to the state file, the mount helper tidies up and ends, and the lock of the
 //!   state file is released: `larder umount` of this mount returns.
-//! - *The last mount ends.* No further mount is let in. Streams and scrubs end, the engine is
-//!   closed, the result goes to the state file, the mount helper tidies up, and the process exits.
+//! - *The last mount ends.* No further mount is let in. Streams and long work end, the
+//!   engine is closed, the result goes to the state file, the mount helper tidies
+//!   up, and the process exits.
 //! - *A signal comes.* No further mount is let in. Each mount is unmounted by its own mount helper;
 //!   one that is in use is taken out of sight, and ends with its last user.
 //!
 //! A mount whose mount helper was killed cannot be unmounted. After a signal the daemon does not
 //! wait for such mounts: everything is made durable, and they die with the process.
 
-use super::scrubs::Scrubs;
+use super::jobs::Jobs;
 use super::sends::Sends;
 use super::{request, tidy_up};
 use crate::attach::{Answer, AttachSocket, MountRequest, Received, Requester};
@@ -75,7 +77,7 @@ pub(super) struct Mounts {
     served: Mutex<ServedMounts>,
     changed: Condvar,
     sends: Sends,
-    scrubs: Scrubs,
+    jobs: Jobs,
 }
 
 impl Mounts {
@@ -95,7 +97,7 @@ impl Mounts {
             served: Mutex::default(),
             changed: Condvar::new(),
             sends: Sends::default(),
-            scrubs: Scrubs::default(),
+            jobs: Jobs::default(),
         })
     }
 
@@ -235,13 +237,40 @@ impl Mounts {
                 self.answer_mount(&wanted, helper, state, requester);
             }
             Received::Send { wanted, outlet } => {
-                let open = || self.fs.read().unwrap_or_else(PoisonError::into_inner).clone();
-                self.sends.serve(open, &wanted, outlet);
+                self.sends.serve(|| self.open(), &wanted, outlet);
             }
-            Received::Scrub { wanted, kept, outlet } => {
-                let open = || self.fs.read().unwrap_or_else(PoisonError::into_inner).clone();
-                self.scrubs.serve(open, &wanted, kept, &outlet);
+            Received::Job { wanted, files, outlet } => {
+                self.jobs.serve(|| self.open(), wanted, files, &outlet);
             }
+        }
+    }
+
+    /// The file system, until it is closed.
+    fn open(&self) -> Option<Arc<Filesystem>> {
+        self.fs.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Goes on with the replacement of a device that was suspended. It counts as running from now
+    /// on.
+    pub(super) fn go_on_replacing(self: &Arc<Self>) {
+        if let Some(begun) = self.open().and_then(|fs| self.jobs.claim_replacement(&fs)) {
+            self.go_on_with("larder-replace", |mounts| {
+                mounts.jobs.go_on_replacing(|| mounts.open(), begun);
+            });
+        }
+    }
+
+    /// Goes on with a balance that was under way when the file system was last closed.
+    pub(super) fn go_on_with_balance(self: &Arc<Self>) {
+        let work = |mounts: &Self| mounts.jobs.go_on_with_balance(|| mounts.open());
+        self.go_on_with("larder-balance", work);
+    }
+
+    fn go_on_with(self: &Arc<Self>, name: &str, work: impl FnOnce(&Self) + Send + 'static) {
+        let mounts = Arc::clone(self);
+        let started = std::thread::Builder::new().name(name.into()).spawn(move || work(&mounts));
+        if let Err(e) = started {
+            tracing::warn!("{name}: what was under way does not go on: {e}");
         }
     }
 
@@ -409,7 +438,7 @@ impl Mounts {
         let last = std::mem::take(&mut served.list);
         drop(served);
         self.sends.end();
-        self.scrubs.end();
+        self.jobs.end();
         let fs = self.fs.write().unwrap_or_else(PoisonError::into_inner).take();
         let closed = self.group.take_closed().or_else(|| fs.as_ref().map(|fs| fs.close()));
         let closed = closed.unwrap_or(Ok(())).map_err(anyhow::Error::new);

@@ -65,6 +65,9 @@ Commit {
     /// The outcome of an inode's last `fsync`, while the next one collects. A second caller waits
     /// for what the first one has collected; nothing else takes it.
     Logged = "an inode's last fsync";
+    /// Data is stored whose extent is entered later, by the same operation. A replacement waits for
+    /// such operations; commits and reclaim do not need it.
+    Storing = "data on its way to its extent";
     /// The leader's step: nodes, flush, superblock. The leader waits for the commit *before* the
     /// log's transaction. The committer takes it for its own transaction only, when it has
     /// published the one before.
@@ -82,6 +85,8 @@ Device {
     Discarding = "a discard";
     /// Membership in the running transaction. It is no lock, but a seal waits for its end.
     Joined = "a transaction handle";
+    /// Blocks that subvolumes share are replaced by copies which say other places of data.
+    Repointing = "extents of a subvolume that move";
     /// Extent items of a file.
     Extents = "a file's extent lock";
     /// Data is written over. A scrub compares copies of such data while nothing is.
@@ -142,6 +147,8 @@ Nothing {
     RootNotes = "the notes for the root tree";
     /// Its notes on what its commit is to move in global trees.
     GlobalMoves = "the notes on what is to move";
+    /// Its notes on how its commit is to change the devices.
+    DeviceChanges = "the notes on devices";
     /// Block groups that were made in it.
     NewGroups = "the new block groups";
     /// Space that is kept for its commit.
@@ -187,6 +194,14 @@ Nothing {
     ScrubQueue = "the queue of a scrub";
     /// How far a scrub is.
     ScrubState = "the state of a scrub";
+    /// How far the replacement of a device is.
+    ReplaceState = "the state of a replacement";
+    /// What commits write of it.
+    Replacement = "the replacement of a device";
+    /// How far a balance is.
+    BalanceState = "the state of a balance";
+    /// Which of the operations runs that exclude each other.
+    ExclusiveSlot = "the slot of exclusive operations";
     /// The threads of an engine.
     Threads = "the threads";
     /// Packers that nothing uses at the moment.

@@ -52,6 +52,18 @@ pub enum Fault {
     RelocationKeepsOld,
     /// Write blocks that trees share at another place without the flag that says so.
     RelocationUnmarked,
+    /// Move an extent for the users that it had before its copy was made.
+    RelocationOldUsers,
+    /// Go on with the copy of an extent that is half moved, although nobody may use it any more.
+    RelocationTrustsCopy,
+    /// Replace shared blocks while somebody changes extents whose places are in them.
+    RelocationBesideEdits,
+    /// Write down that a balance is under way when its first chunk has moved.
+    BalanceNotedLate,
+    /// Forget that a balance is under way before it is done.
+    BalanceEndsEarly,
+    /// Open a file system without the profiles to which a balance converts it.
+    BalanceForgetsProfiles,
     /// Leave orphan items out when a linked-to-nothing inode stays open.
     NoOrphans,
     /// Skip the flushes that make a log durable.
@@ -90,8 +102,18 @@ pub enum Fault {
     StaleSuperblock,
     /// Go on with a device that refuses a write, as if it had taken it.
     MirrorErrors,
+    /// Begin no history when a device is lost.
+    OneHistory,
     /// Report success although a metadata write failed.
     IgnoreWriteErrors,
+    /// Begin to copy a device that is replaced before delayed data is written.
+    ReplaceWithoutFlush,
+    /// Write to the device that is replaced, and not to the target of the replacement.
+    ReplaceUnmirrored,
+    /// Count a device that is added before it has a superblock.
+    DeviceCountedFirst,
+    /// Erase the superblock of a device that is removed before the commit without it.
+    DeviceErasedFirst,
     /// Hand out what is free in rows with parity of which something is in use.
     RowsShared,
     /// Write no parity.

@@ -155,7 +155,7 @@ impl FileData {
         let guard = first();
         (guard, self.lock())
     }
-    /// Serialises changes of the extent items; see `file::replace`.
+    /// The file's own part of [`crate::engine::Inode::lock_extents`].
     pub(crate) fn lock_extents(&self) -> Locked<'_, ()> {
         self.extents.lock()
     }

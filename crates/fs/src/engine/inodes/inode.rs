@@ -20,7 +20,7 @@ use crate::engine::changes::{Changes, Logged};
 use crate::engine::file_data::FileData;
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
-use crate::lock::{self, Exclusive, Mutex, RwLock};
+use crate::lock::{self, Exclusive, Locked, Mutex, RwLock, Shared};
 use crate::transaction::{Ground, Handle};
 use larder_format::items::dir::find_entry;
 use larder_format::items::keys::{inode_key, xattr_key};
@@ -131,6 +131,14 @@ impl InodeState {
     }
 }
 
+/// A file's extent lock. While it is held, its items and the places of its data stand still.
+#[derive(Debug)]
+pub(crate) struct LockedExtents<'a> {
+    // The file's own comes first, and is released first.
+    _file: Locked<'a, ()>,
+    _blocks: Shared<'a, ()>,
+}
+
 impl Inode {
     pub(crate) fn new(
         subvol: &Arc<Subvolume>,
@@ -167,6 +175,11 @@ impl Inode {
             logged: Mutex::default(),
             since,
         }
+    }
+    /// Serialises changes of the extent items; see `file::replace`.
+    pub(crate) fn lock_extents(&self) -> LockedExtents<'_> {
+        let still = self.subvol.keep_blocks();
+        LockedExtents { _file: self.data.lock_extents(), _blocks: still }
     }
     /// From here on the extents that this inode has made in the running transaction do not grow:
     /// the log of `generation` will have them. If one is growing right now, that has ended when

@@ -13,5 +13,5 @@ mod inode;
 mod subvolume;
 mod table;
 
-pub(crate) use inode::{Inode, PLACEHOLDER, lock_all, to_file_type, to_kind};
+pub(crate) use inode::{Inode, LockedExtents, PLACEHOLDER, lock_all, to_file_type, to_kind};
 pub(crate) use subvolume::{Subvolume, WholeReader};

@@ -283,11 +283,14 @@ fn write_superblock(
     if !early {
         core.txns.wait(before)?;
     }
-    if core.write_log_superblock(txn.generation, &written.root)? {
+    // A device has failed since the last commit. It would look as good as one that only a power cut
+    // has kept from its superblock, so a commit has to note it.
+    let unnoted = core.volume.errors_have_changed() && !core.volume.failed().is_empty();
+    if !unnoted && core.write_log_superblock(txn.generation, &written.root)? {
         core.log.superblocks.fetch_add(1, Ordering::Relaxed);
         return Ok(Some(written));
     }
-    // The transaction's own commit came first.
+    // The transaction's own commit came first, or has to.
     log.refuse(core, txn, 0, None);
     Ok(None)
 }

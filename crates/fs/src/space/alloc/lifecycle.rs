@@ -5,12 +5,13 @@
 
 use super::{Allocator, ChunkNotes, ChunkOutcome, NewGroup, Running, Seen};
 use crate::error::Result;
+use crate::lock::Locked;
 use crate::space::chunks::mapped;
 use crate::space::device::DeviceSpace;
 use crate::space::groups::BlockGroup;
 use crate::space::reserve::Overcommit;
 use crate::space::{Run, SpaceKind};
-use larder_format::items::Chunk;
+use larder_format::items::{BlockGroupFlags, Chunk};
 use larder_format::{Generation, Logical};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,12 +42,37 @@ impl Allocator {
         self.at_the_door.fetch_add(1, Ordering::AcqRel);
         // Held until the group is there. Otherwise another thread could see the device without the
         // space and the accounts without the group.
-        let mut device = self.device.lock();
+        let device = self.device.lock();
         if seen.is_some_and(|seen| seen != self.seen(kind)) {
             return Ok(ChunkOutcome::Granted);
         }
         // Asked once: a device may fail meanwhile.
         let flags = self.flags(kind);
+        self.make_chunk(txn, device, kind, flags)
+    }
+
+    /// One more chunk of the type and profile of a group. Space for a chunk with less on it, and
+    /// the last of its kind, is given back only if there is another one.
+    ///
+    /// # Errors
+    /// `ReadOnly`; broken accounts.
+    pub(crate) fn make_chunk_like(
+        &self,
+        txns: &impl Running,
+        group: &BlockGroup,
+    ) -> Result<ChunkOutcome> {
+        txns.while_pinned(&mut |txn| {
+            self.make_chunk(txn, self.device.lock(), group.kind(), group.flags())
+        })
+    }
+
+    fn make_chunk(
+        &self,
+        txn: &dyn ChunkNotes,
+        mut device: Locked<'_, DeviceSpace>,
+        kind: SpaceKind,
+        flags: BlockGroupFlags,
+    ) -> Result<ChunkOutcome> {
         let wanted = self.wanted_as(kind, flags);
         let Some(plan) = device.plan(&wanted) else { return Ok(ChunkOutcome::NoRoom) };
         let Some(start) = device.address_for(&plan) else { return Ok(ChunkOutcome::NoRoom) };
@@ -102,22 +128,19 @@ impl Allocator {
         self.groups.add_new(group, overcommit).map(drop)
     }
 
-    /// Closes a group: nothing is allocated in it from now on. A chunk is made first if what the
-    /// group holds would not find space elsewhere. False if there is no room for that.
-    ///
-    /// # Errors
-    /// `ReadOnly`; broken accounts.
-    pub(crate) fn close_group(&self, txns: &impl Running, group: &BlockGroup) -> Result<bool> {
-        loop {
-            let seen = self.seen(group.kind());
-            if self.groups.try_set_read_only(group) {
-                self.give_back_preallocated();
-                return Ok(true);
-            }
-            if self.chunk_in_running(txns, group.kind(), seen)? != ChunkOutcome::Granted {
-                return Ok(false);
-            }
+    /// Would the commit of the transaction `newest`, which can use no chunks of later ones, find
+    /// what is promised without this group? The device space that is free now may go to a chunk
+    /// that is of no use to it.
+    pub(crate) fn commit_can_do_without(&self, group: &BlockGroup, newest: Generation) -> bool {
+        if group.kind() != SpaceKind::Metadata {
+            return true;
         }
+        let all = self.groups.all();
+        let others = all.iter().filter(|g| g.kind() == SpaceKind::Metadata);
+        let usable = others
+            .filter(|g| g.run() != group.run() && !g.is_read_only() && g.created_in() <= newest);
+        let free: u64 = usable.map(|g| g.usage().free).sum();
+        free >= self.accounts.figures(SpaceKind::Metadata).reserved
     }
 
     /// Takes block groups in which nothing is left out of service, except the last of each kind and
@@ -126,15 +149,12 @@ impl Allocator {
         let mut out = Vec::new();
         let device = self.device.lock();
         for group in self.groups.empty_groups() {
-            let kept = self
-                .groups
-                .all()
-                .iter()
-                .filter(|g| {
-                    g.flags() == group.flags() && g.run() != group.run() && !g.usage().read_only
-                })
-                .count();
-            if group.created_in() >= generation || kept == 0 {
+            let all = self.groups.all();
+            let stays = |g: &&Arc<BlockGroup>| {
+                self.takes_the_place_of(g, &group) && g.run() != group.run() && !g.usage().read_only
+            };
+            let kept = all.iter().filter(stays).count();
+            if group.created_in() >= generation || kept == 0 || self.is_kept_open(&group) {
                 continue;
             }
             let Some(chunk) = device.chunk(group.run().start) else { continue };
@@ -148,6 +168,25 @@ impl Allocator {
             }
         }
         out
+    }
+
+    /// Are chunks like this one too short without it? See [`Self::keep_open`].
+    fn is_kept_open(&self, group: &BlockGroup) -> bool {
+        let least = self.kept_open.1.load(Ordering::Relaxed);
+        if least == 0 || self.kept_open.0.load(Ordering::Relaxed) != group.flags().bits() {
+            return false;
+        }
+        let all = self.groups.all();
+        let others = all.iter().filter(|g| g.flags() == group.flags() && g.run() != group.run());
+        others.filter(|g| !g.is_read_only()).map(|g| g.run().len).sum::<u64>() < least
+    }
+
+    /// Is `other` a group like this one, or what its kind is converted to?
+    fn takes_the_place_of(&self, other: &BlockGroup, group: &BlockGroup) -> bool {
+        let converted = self.groups.targets().get(group.kind()).is_some()
+            && self.groups.targets().is_met(group.kind(), other.flags());
+        let same_type = other.kind() == group.kind();
+        other.flags() == group.flags() || same_type && converted
     }
 
     /// Is there an empty chunk for something else than `kind` that the next commits would give
@@ -203,9 +242,23 @@ impl Allocator {
         self.system_changed.swap(false, Ordering::AcqRel)
     }
 
-    /// The superblock's array of system chunks; `removed` ones are left out.
-    pub(crate) fn system_chunk_array(&self, removed: &[(Run, Chunk)]) -> Result<Vec<u8>> {
-        let gone: Vec<Logical> = removed.iter().map(|(run, _)| run.start).collect();
-        self.device.lock().system_array(&gone)
+    /// The superblock's array of system chunks for a commit. `removed` ones are left out, and those
+    /// that a later transaction has made: the trees of the commit do not know them.
+    pub(crate) fn system_chunk_array(
+        &self,
+        removed: &[(Run, Chunk)],
+        generation: Generation,
+    ) -> Result<Vec<u8>> {
+        let device = self.device.lock();
+        let mut gone: Vec<Logical> = removed.iter().map(|(run, _)| run.start).collect();
+        let all = self.groups.all();
+        let is_later =
+            |g: &&Arc<BlockGroup>| g.kind() == SpaceKind::System && g.created_in() > generation;
+        let later: Vec<Logical> = all.iter().filter(is_later).map(|g| g.run().start).collect();
+        if !later.is_empty() {
+            self.system_changed.store(true, Ordering::Release);
+        }
+        gone.extend(later);
+        device.system_array(&gone)
     }
 }

@@ -46,7 +46,7 @@ impl Space {
         lock::before_waiting(Wait::Commit);
         let account = self.account(kind);
         // This ticket is never served. It stands in the way.
-        let ticket = Ticket::new(u64::MAX, false, Asked::default());
+        let ticket = Ticket::new((u64::MAX, 1), false, Asked::default());
         account.state.lock().get_in_line(&ticket);
         let _line = InLine { account, ticket: &ticket };
         loop {
@@ -62,7 +62,9 @@ impl Space {
     /// The reservation for a ticket that was granted.
     fn taken(self: &Arc<Self>, kind: SpaceKind, ticket: &Ticket) -> Reservation {
         *ticket.state.lock() = TicketState::Taken;
-        self.guard_of(kind, ticket.bytes / self.charge(kind), ticket.asked)
+        let mut guard = self.guard(kind, (ticket.bytes / ticket.charge, ticket.charge));
+        guard.passing = ticket.asked.passes;
+        guard
     }
 
     /// Takes a ticket and waits.
@@ -73,8 +75,9 @@ impl Space {
         asked: Asked,
     ) -> Result<Reservation> {
         let account = self.account(kind);
-        let charged = bytes.saturating_mul(self.charge(kind));
-        let ticket = Ticket::new(charged, kind == SpaceKind::Metadata, asked);
+        let charge = self.charge(kind);
+        let charged = bytes.saturating_mul(charge);
+        let ticket = Ticket::new((charged, charge), kind == SpaceKind::Metadata, asked);
         account.tickets.fetch_add(1, Ordering::Relaxed);
         account.enter(&ticket);
         let _line = InLine { account, ticket: &ticket };

@@ -6,14 +6,14 @@
 
 use super::{Committer, Frozen};
 use crate::error::{Error, Place, Result};
-use crate::transaction::{Link, Progress, find_root, parse_item};
+use crate::transaction::{DeadTree, Link, Progress, find_root, parse_item};
 use crate::tree::{Root, Tree, TreeOps};
 use larder_format::csum::name_hash;
 use larder_format::items::dir::{find_entry, remove_entry};
 use larder_format::items::keys::{
     encode_uuid_item, orphan_key, parse_uuid_item, root_backref_key, root_ref_key, uuid_key,
 };
-use larder_format::items::{DirEntryRef, FileType, RootItem};
+use larder_format::items::{BalanceItem, DirEntryRef, FileType, RootItem};
 use larder_format::{Generation, Key, KeyType, ObjectId, TreeId};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -109,13 +109,18 @@ impl Committer<'_> {
         for (child, link) in notes.links {
             self.write_link(child, link.as_ref())?;
         }
-        for (id, progress) in notes.drops {
-            self.write_drop(id, progress)?;
+        for (tree, progress) in notes.drops {
+            self.write_drop(tree, progress)?;
         }
         if let Some(id) = notes.default {
             self.write_default(id)?;
         }
-        Ok(())
+        let (roots, key) = (&self.ground.roots.root, BalanceItem::key());
+        match notes.balance {
+            Some(Some(item)) => self.put(roots, &key, &item),
+            Some(None) => self.take_away(roots, &key),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn put(&mut self, tree: &Tree, key: &Key, data: &[u8]) -> Result<()> {
@@ -149,26 +154,30 @@ impl Committer<'_> {
     }
 
     /// Records how far a tree has been dropped. Of a tree that is gone nothing is left.
-    fn write_drop(&mut self, id: TreeId, progress: Progress) -> Result<()> {
+    fn write_drop(&mut self, tree: DeadTree, progress: Progress) -> Result<()> {
         let ground = self.ground;
         let roots = &ground.roots.root;
-        let found = self.ops(roots).at_or_before(&Key::new(id, KeyType::ROOT_ITEM, u64::MAX))?;
-        let found = found.filter(|(key, _)| key.objectid == id && key.kind == KeyType::ROOT_ITEM);
+        let found = self.ops(roots).at_or_before(&tree.last_key())?;
+        let found = found.filter(|(key, _)| tree.is_at(key));
         match (progress, found) {
             (Progress::Done, found) => {
                 if let Some((key, _)) = found {
                     self.ops(roots).delete(&key)?;
                 }
-                self.take_away(roots, &orphan_key(id))
+                match tree {
+                    DeadTree::Subvolume(id) => self.take_away(roots, &orphan_key(id)),
+                    DeadTree::Relocation(_) => Ok(()),
+                }
             }
             (Progress::At { key: next, level }, Some((key, data))) => {
                 let mut item = parse_item(&key, &data)?;
+                item.refs = 0.into();
                 item.drop_progress = next.into();
                 item.drop_level = level;
                 self.ops(roots).update(&key, item.as_bytes())
             }
             (Progress::At { .. }, None) => Err(Error::corrupt(
-                Place::tree(id),
+                Place::tree(tree.id()),
                 "the root item of a tree that is being dropped is gone",
             )),
         }

@@ -114,7 +114,7 @@ impl<'a> Committer<'a> {
         let run = group.run;
         let key = Key::new(ObjectId(256), KeyType::CHUNK_ITEM, run.start.0);
         self.ops(&ground.roots.chunk).insert(&key, &group.chunk.encode())?;
-        let format = *ground.store.format();
+        let format = ground.store.format();
         for stripe in &group.chunk.stripes {
             let key = Key::new(ObjectId(stripe.devid.0), KeyType::DEV_EXTENT, stripe.offset.0);
             let item = DevExtent {

@@ -2,10 +2,12 @@
 
 use super::Committer;
 use crate::error::{Error, Place, Result};
+use crate::space::groups::BlockGroup;
 use crate::transaction::Superblocks;
 use crate::tree::Tree;
 use larder_format::Superblock;
 use larder_format::features::{CompatRo, Incompat};
+use larder_format::items::BlockGroupFlags;
 use std::sync::atomic::Ordering;
 use zerocopy::little_endian::U64;
 
@@ -13,7 +15,8 @@ impl Committer<'_> {
     /// The superblocks of this transaction.
     pub(super) fn superblocks(&self) -> Result<Superblocks> {
         let chunks = self.ground.roots.chunk.version(self.ground.epochs.enter());
-        Superblocks::new(self.superblock()?, &chunks, self.ground.behind())
+        let all = Superblocks::new(self.superblock()?, &chunks, self.ground.behind())?;
+        Ok(all.with_new(self.new_devices()).with_target(self.target))
     }
 
     /// That of the device whose item it holds.
@@ -48,17 +51,33 @@ impl Committer<'_> {
         if ground.nodesize() > 4096 {
             incompat |= Incompat::BIG_METADATA.bits();
         }
-        sb.incompat_flags = U64::new(incompat);
+        sb.incompat_flags = U64::new(incompat & !self.features_of_removed().bits());
         if let Some(label) = self.txn.label.lock().take() {
             sb.label = [0; 256];
             sb.label[..label.len()].copy_from_slice(&label);
         }
         if ground.space.system_chunks_changed() {
-            let bytes = ground.space.system_chunk_array(&self.removed)?;
+            let bytes = ground.space.system_chunk_array(&self.removed, self.txn.generation)?;
             sb.set_sys_chunk_bytes(&bytes).map_err(|e| Error::corrupt(Place::default(), e.0))?;
         }
         self.fill_backup_root(&mut sb);
         Ok(sb)
+    }
+
+    /// Features that were needed by chunks which this commit takes out, and by no other.
+    fn features_of_removed(&self) -> Incompat {
+        let needs = |flags: BlockGroupFlags| {
+            flags.profile().map_or(Incompat::empty(), |profile| profile.needs())
+        };
+        let removed = self.removed.iter().map(|(_, chunk)| needs(chunk.flags));
+        let removed = removed.fold(Incompat::empty(), Incompat::union);
+        if removed.is_empty() {
+            return removed;
+        }
+        let is_left = |group: &BlockGroup| self.removed.iter().all(|(run, _)| *run != group.run());
+        let groups = self.ground.space.groups.all();
+        let left = groups.iter().filter(|group| is_left(group)).map(|group| needs(group.flags()));
+        removed - left.fold(Incompat::empty(), Incompat::union)
     }
 
     /// Notes the roots in the next of the four backup slots.

@@ -1,23 +1,19 @@
 //! Scrubs of what is mounted, which the daemon of the mount does.
 //!
-//! The daemon is asked at its [attach socket](crate::attach). Hidden here is where it is kept how
-//! far a scrub is: in a file of the user that asks, by the file system's id, so that a scrub
-//! survives its mount, its daemon and the machine's next start. The file is opened here and handed
-//! over, since the daemon opens none.
+//! Hidden here is where it is kept how far a scrub is: in a file of the user that asks, by the file
+//! system's id. So a scrub survives its mount, its daemon and the machine's next start. The file is
+//! opened here and handed over, since the daemon opens none.
 
-use crate::attach::{ScrubOrder, ScrubRequest};
-use crate::conduit::{Ended, Inlet};
-use crate::failure::Advise;
+use super::{Served, TICK};
 use crate::interrupt::Interrupt;
+use crate::jobs::{Job, ScrubOrder};
 use crate::print;
-use crate::send_on_mount::Served;
 use anyhow::{Context, anyhow};
 use larder_fs::{ScrubState, ScrubStatus};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// A scrub was to be started beside another one.
 pub(crate) const IS_RUNNING: &str = "a scrub is running already";
@@ -26,17 +22,12 @@ pub(crate) const NOT_RUNNING: &str = "no scrub is running";
 /// There is no scrub to go on with.
 pub(crate) const NOTHING_TO_RESUME: &str = "there is no scrub that could be resumed";
 
-/// How often a waiter asks how far a scrub is.
-const TICK: Duration = Duration::from_millis(200);
 /// Longest state that is read.
 const MOST_BYTES: u64 = 16 << 20;
 
 /// The daemon behind a path.
 #[derive(Debug)]
-pub(crate) struct Scrubbed {
-    path: PathBuf,
-    served: Served,
-}
+pub(crate) struct Scrubbed(Served);
 
 /// What a file has, if it has the state of a scrub. What stands behind is of an earlier one.
 pub(crate) fn read(kept: &File) -> Option<ScrubState> {
@@ -56,17 +47,17 @@ impl Scrubbed {
     /// # Errors
     /// The path is not on a Larder mount.
     pub(crate) fn behind(path: &Path) -> anyhow::Result<Self> {
-        Ok(Self { path: path.to_owned(), served: Served::behind(path)? })
+        Ok(Self(Served::behind(path)?))
     }
 
     /// The file system.
     pub(crate) fn fsid(&self) -> &str {
-        &self.served.fsid
+        self.0.fsid()
     }
 
     /// The process of the daemon, if it is known here.
     pub(crate) fn pid(&self) -> Option<u32> {
-        self.served.daemon
+        self.0.daemon()
     }
 
     /// Starts or resumes a scrub, and says how far it is.
@@ -74,7 +65,7 @@ impl Scrubbed {
     /// # Errors
     /// One runs already; there is none to resume; the daemon cannot be asked.
     pub(crate) fn begin(&self, order: ScrubOrder) -> anyhow::Result<ScrubState> {
-        let path = kept_file(&self.served.fsid)?;
+        let path = kept_file(self.0.fsid())?;
         let shown = || format!("{}: how far the scrub is cannot be kept", print::path(&path));
         if let Some(dir) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(shown)?;
@@ -83,7 +74,7 @@ impl Scrubbed {
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.custom_flags(libc::O_NOFOLLOW).open(&path).with_context(shown)?;
         let state = self.ask(order, Some(&file))?;
-        state.with_context(|| format!("{}: the daemon did not say", print::path(&self.path)))
+        state.with_context(|| format!("{}: the daemon did not say", print::path(self.0.path())))
     }
 
     /// How far the scrub is that runs or ran last. `None`: there was none.
@@ -94,7 +85,7 @@ impl Scrubbed {
         if let Some(state) = self.ask(ScrubOrder::Status, None)? {
             return Ok(Some(state));
         }
-        let file = kept_file(&self.served.fsid).ok().and_then(|path| File::open(path).ok());
+        let file = kept_file(self.0.fsid()).ok().and_then(|path| File::open(path).ok());
         let mut state = file.as_ref().and_then(read);
         if let Some(state) = state.as_mut().filter(|s| s.status == ScrubStatus::Running) {
             // Its daemon is gone.
@@ -133,28 +124,11 @@ impl Scrubbed {
         self.ask(order, None).map(drop)
     }
 
+    /// A state, or nothing if there never was a scrub.
     fn ask(&self, order: ScrubOrder, kept: Option<&File>) -> anyhow::Result<Option<ScrubState>> {
-        let request =
-            ScrubRequest { order, fsid: self.served.fsid.clone(), daemon: self.served.daemon };
-        let found = self.served.found(&self.path, "scrub it")?;
-        let found = found.ok_or_else(|| self.served.not_found(&self.path)).could_not_run()?;
-        let asked = found.ask_about_scrub(request, kept.map(AsFd::as_fd));
-        let asked = asked.with_context(|| print::path(&self.path))?;
-        answer(asked.ok_or_else(|| self.served.not_found(&self.path)).could_not_run()?)
-            .with_context(|| print::path(&self.path))
-    }
-}
-
-/// What the daemon says: a state, or nothing if there never was a scrub.
-fn answer(inlet: Inlet) -> anyhow::Result<Option<ScrubState>> {
-    let mut text = Vec::new();
-    inlet.copy_to(&mut text, &mut |_| ())?;
-    match inlet.ended()? {
-        Some(Ended::Complete { .. }) if text.is_empty() => Ok(None),
-        Some(Ended::Complete { .. }) => Ok(Some(serde_json::from_slice(&text)?)),
-        Some(Ended::Refused { why, .. }) => Err(anyhow!(why)).could_not_run(),
-        None => Err(anyhow!("its daemon has ended, or is of a version that does not scrub"))
-            .could_not_run(),
+        let kept = kept.map(AsFd::as_fd);
+        let text = self.0.answer(Job::Scrub(order), kept.as_slice())?;
+        Ok(serde_json::from_slice(&text)?)
     }
 }
 

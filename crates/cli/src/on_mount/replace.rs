@@ -1,0 +1,137 @@
+//! Replacing a device: which one is meant and which will do, and how the daemon of a mount does it.
+//!
+//! The daemon opens nothing, so the target is opened and locked here, and handed over.
+
+use super::{Served, TICK};
+use crate::failure::Advise;
+use crate::image::{Access, advise_open, when_free};
+use crate::interrupt::Interrupt;
+use crate::jobs::{Handed, Job, ReplaceOrder};
+use crate::{device_figures, print};
+use anyhow::anyhow;
+use larder_fs::mkfs::recognise;
+use larder_fs::{ReplaceStatus, Replacing};
+use larder_volume::{FileDevice, OpenMode};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// One was to be started beside another one.
+pub(crate) const IS_RUNNING: &str = "a device is being replaced already";
+/// There is none to end.
+pub(crate) const NOT_RUNNING: &str = "no device is being replaced";
+/// There is none to go on with.
+pub(crate) const NOTHING_TO_RESUME: &str = "no replacement of a device is suspended";
+
+/// The daemon behind a path.
+#[derive(Debug)]
+pub(crate) struct Replaced(Served);
+
+impl Replaced {
+    /// # Errors
+    /// The path is not on a Larder mount.
+    pub(crate) fn behind(path: &Path) -> anyhow::Result<Self> {
+        Ok(Self(Served::behind(path)?))
+    }
+
+    /// Begins, with this device, and says how far it is.
+    ///
+    /// # Errors
+    /// One runs already; the daemon cannot be asked.
+    pub(crate) fn begin(
+        &self,
+        source: u64,
+        avoid: bool,
+        target: FileDevice,
+    ) -> anyhow::Result<Replacing> {
+        let (target, files) = Handed::of(target);
+        self.ask(ReplaceOrder::Start { source, avoid, target }, &files)
+    }
+
+    /// Has something done with the replacement, and says how far it is.
+    ///
+    /// # Errors
+    /// There is none; the daemon cannot be asked.
+    pub(crate) fn change(&self, order: ReplaceOrder) -> anyhow::Result<Replacing> {
+        self.ask(order, &[])
+    }
+
+    /// Waits for the end, and has the state told to `each` now and then. A signal suspends it.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked; a signal has come.
+    pub(crate) fn wait_for_the_end(
+        &self,
+        mut state: Replacing,
+        each: &dyn Fn(&Replacing),
+    ) -> anyhow::Result<Replacing> {
+        let interrupt = Interrupt::watch();
+        while state.status == ReplaceStatus::Running {
+            each(&state);
+            if let Err(asked) = interrupt.wait(TICK) {
+                self.change(ReplaceOrder::Suspend)?;
+                return Err(asked.into());
+            }
+            state = self.change(ReplaceOrder::Status)?;
+        }
+        Ok(state)
+    }
+
+    /// Waits for the end, and leaves it alone if a signal comes.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked; a signal has come.
+    pub(crate) fn watch(&self, mut state: Replacing) -> anyhow::Result<Replacing> {
+        let interrupt = Interrupt::watch();
+        while state.status == ReplaceStatus::Running {
+            interrupt.wait(TICK)?;
+            state = self.change(ReplaceOrder::Status)?;
+        }
+        Ok(state)
+    }
+
+    fn ask(&self, order: ReplaceOrder, target: &[OwnedFd]) -> anyhow::Result<Replacing> {
+        let files: Vec<BorrowedFd<'_>> = target.iter().map(AsFd::as_fd).collect();
+        let text = self.0.answer(Job::Replace(order), &files)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+/// The number of a device that is given by number or name.
+///
+/// # Errors
+/// There is no such device.
+pub(crate) fn number_of(source: &Path, at: &Path) -> anyhow::Result<u64> {
+    let devices = device_figures::of(at, false)?;
+    let real = |path: &Path| path.canonicalize().ok();
+    let is_named = |name: &str| {
+        let name = Path::new(name);
+        name == source || real(source).is_some_and(|source| real(name) == Some(source))
+    };
+    let number = source.to_str().and_then(|text| text.parse::<u64>().ok());
+    let found = devices.iter().find(|device| {
+        number.is_some_and(|n| device["id"] == n) || device["name"].as_str().is_some_and(is_named)
+    });
+    match found {
+        Some(device) => Ok(device_figures::number(&device["id"])),
+        None => Err(anyhow!("{} is no device of the file system", print::path(source)))
+            .hint("`larder device usage` shows the devices and their numbers")
+            .could_not_run(),
+    }
+}
+
+/// Opens and locks a target, unless it holds something.
+///
+/// # Errors
+/// It cannot be opened; it holds something, and that may not be overwritten.
+pub(crate) fn open_target(target: &Path, force: bool) -> anyhow::Result<FileDevice> {
+    // Its mount names it wherever it is looked at.
+    let path = target.canonicalize().unwrap_or_else(|_| target.to_owned());
+    let open = || FileDevice::open(&path, OpenMode::Write);
+    let device = advise_open(when_free(target, open), Access::Write)?;
+    match recognise(&device).filter(|_| !force) {
+        Some(found) => Err(anyhow!("{} already holds {found}", print::path(target)))
+            .hint("use --force to overwrite it")
+            .could_not_run(),
+        None => Ok(device),
+    }
+}
