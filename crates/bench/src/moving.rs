@@ -34,8 +34,8 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -56,8 +56,8 @@ pub(crate) const WANTED: [(&str, f64); 5] =
 pub(crate) const BESIDE: [&str; 3] = [BALANCE_BESIDE, REPLACE_BESIDE, REMOVE_BESIDE];
 
 const SNAPSHOTS: usize = 20;
-/// How long `fsync` is measured alone.
-const FOREGROUND: Duration = Duration::from_secs(5);
+/// How many calls of `fsync` are measured alone.
+const ENOUGH: usize = 2000;
 /// How exactly Linux's smallest size is looked for.
 const EXACTLY: Mib = Mib(64);
 
@@ -164,10 +164,11 @@ impl<'a> Moving<'a> {
         self.by_linux(1, &|m| tree_with_snapshots(m, tree))?;
         let (mount, by) = (self.mount(1)?, self.by);
         self.step(BALANCE.into(), &mount, None, &mut |m| by.balance(m, &["--full-balance"]))?;
-        let foreground = Foreground::start(mount.path())?;
+        let mut foreground = Foreground::start(mount.path())?;
+        let enough = foreground.enough.take();
         self.step(ALONE.into(), &mount, Some(foreground), &mut |_| {
-            // It is the time in which fsyncs are counted: there is no event to wait for.
-            std::thread::sleep(FOREGROUND);
+            // It ends early if a call fails. Then `stop` has the reason.
+            let _ = enough.as_ref().map(mpsc::Receiver::recv);
             Ok(())
         })?;
         let foreground = Foreground::start(mount.path())?;
@@ -399,6 +400,8 @@ fn size(root: &Path) -> Result<u64> {
 /// One thread that writes and calls `fsync`.
 struct Foreground {
     stop: Arc<AtomicBool>,
+    /// Gets a word after [`ENOUGH`] calls.
+    enough: Option<mpsc::Receiver<()>>,
     thread: JoinHandle<Result<Vec<f64>>>,
 }
 
@@ -407,6 +410,7 @@ impl Foreground {
         let file = File::create(root.join("foreground"))?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
+        let (says, enough) = mpsc::sync_channel(1);
         let thread = std::thread::spawn(move || {
             let (piece, mut took) = (vec![0x5a; 16 << 10], Vec::new());
             while !stopped.load(Ordering::Relaxed) {
@@ -415,10 +419,14 @@ impl Foreground {
                 let begin = Instant::now();
                 file.sync_all()?;
                 took.push(begin.elapsed().as_secs_f64() * 1e3);
+                if took.len() == ENOUGH {
+                    // Steps beside which something moves do not wait for this.
+                    let _ = says.send(());
+                }
             }
             Ok(took)
         });
-        Ok(Self { stop, thread })
+        Ok(Self { stop, enough: Some(enough), thread })
     }
     fn stop(self) -> Result<Extra> {
         self.stop.store(true, Ordering::Relaxed);
