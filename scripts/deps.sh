@@ -38,6 +38,8 @@ umount mount
 modprobe kmod
 sqlite3 sqlite3
 stdbuf coreutils
+eu-stack elfutils
+pgrep procps
 pip3 python3-pip
 fio fio
 dbench dbench

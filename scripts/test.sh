@@ -19,8 +19,31 @@ LARDER_SKIP_LOG=$(realpath "$skipped")
 failed=0
 passed=0
 
+# Seconds in which no test ends and nothing is compiled, after which the tests count as hanging.
+HANGING=${HANGING:-600}
+
+# Ends each test program that hangs, and shows first where its threads are. So a hang is a failure
+# that says what hung, and the tests that follow still run.
+end_what_hangs() {
+    local program pid
+    while sleep 10; do
+        [ $(($(date +%s) - $(stat -c %Y "$log"))) -lt "$HANGING" ] && continue
+        program=$(sed -n 's/^ *Running .* (\(.*\))$/\1/p' "$log" | tail -n 1)
+        for pid in $(pgrep -f -- "^$(realpath "${program:-/none}")"); do
+            echo "test $program hangs: nothing in $HANGING s"
+            eu-stack -p "$pid" 2>&1 || grep -H . "/proc/$pid/task/"*/{comm,wchan}
+            kill -ABRT "$pid"
+        done 2>&1 | tee -a "$log"
+        echo "hang: looked for ${program:-a program}" >>"$log"
+    done
+}
+end_what_hangs &
+watcher=$!
+trap 'kill $watcher 2>/dev/null' EXIT
+
 cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log"
 [ "${PIPESTATUS[0]}" = 0 ] || cargo_failed=yes
+kill $watcher
 
 read -r passed failed < <(awk '
     /^test result: / {

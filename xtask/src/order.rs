@@ -285,6 +285,7 @@ pub(crate) const HOUSES: &[House] = &[
             "size",
             "print",
             "interrupt",
+            "watched",
             "failure",
             "source_date",
             "format_options",
@@ -473,7 +474,8 @@ pub(crate) const HOUSES: &[House] = &[
     House {
         folder: "crates/fs/src/scrub",
         rooms: Upwards(&[
-            "report", "control", "content", "users", "load", "mend", "rows", "supers", "run",
+            "report", "control", "content", "users", "load", "judged", "sources", "mend", "rows",
+            "supers", "run",
         ]),
     },
     House {

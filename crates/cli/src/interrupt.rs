@@ -78,6 +78,19 @@ impl Interrupt {
     /// # Errors
     /// A signal has come.
     pub(crate) fn wait(&self, time: Duration) -> Result<(), Interrupted> {
+        self.wait_beside(time, None)
+    }
+
+    /// Waits so long, or until a signal comes, or until something can be read from `other` or its
+    /// other end is closed.
+    ///
+    /// # Errors
+    /// A signal has come.
+    pub(crate) fn wait_beside(
+        &self,
+        time: Duration,
+        other: Option<&UnixStream>,
+    ) -> Result<(), Interrupted> {
         let end = Instant::now() + time;
         loop {
             self.check()?;
@@ -85,10 +98,14 @@ impl Interrupt {
             if left.is_zero() {
                 return Ok(());
             }
+            let other = other.map(|other| PollFd::new(other, PollFlags::IN));
             let bell = self.bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN));
-            let mut bell: Vec<PollFd<'_>> = bell.collect();
+            let mut both: Vec<PollFd<'_>> = other.into_iter().chain(bell).collect();
             // Whatever ends the call, the loop looks again.
-            let _ = poll(&mut bell, Timespec::try_from(left).ok().as_ref());
+            let _ = poll(&mut both, Timespec::try_from(left).ok().as_ref());
+            if other_rang(&both, self.bell.is_some()) {
+                return self.check();
+            }
         }
     }
 
@@ -101,6 +118,12 @@ impl Interrupt {
     pub(crate) fn is_asked(&self) -> bool {
         self.check().is_err()
     }
+}
+
+/// Is there anything to be read but the bell, which comes last?
+fn other_rang(polled: &[PollFd<'_>], with_bell: bool) -> bool {
+    let others = polled.len() - usize::from(with_bell);
+    polled[..others].iter().any(|fd| !fd.revents().is_empty())
 }
 
 /// Signals that the process ignores, as the kernel shows them.

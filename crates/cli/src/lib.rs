@@ -45,6 +45,7 @@ mod streams;
 mod subvolumes;
 mod target;
 mod utab;
+mod watched;
 
 use args::Cli;
 use clap::{CommandFactory, Parser};

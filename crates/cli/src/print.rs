@@ -53,6 +53,19 @@ pub(crate) fn entries(n: u64) -> String {
     format!("{n} {}", if n == 1 { "entry" } else { "entries" })
 }
 
+/// A line on a terminal that shows bytes, rate and remaining time of work whose end is known.
+pub(crate) fn progress_to_the_end() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    let template = "{spinner} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
 /// A uuid in its usual form.
 pub(crate) fn uuid(bytes: [u8; 16]) -> String {
     uuid::Uuid::from_bytes(bytes).to_string()

@@ -6,21 +6,17 @@
 
 use crate::failure::{Advise, usage};
 use crate::image::{Access, Image};
-use crate::interrupt::Interrupt;
 use crate::jobs::BalanceOrder;
 use crate::on_mount::balance::{Balanced, NOT_RUNNING, Plan, Sets, Told};
+use crate::watched::watched;
 use crate::{devices, print, size};
 use anyhow::{anyhow, bail};
-use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar};
 use larder_fs::{
     BalanceControl, BalanceState, BalanceStatus, BalanceWish, DataMay, Filesystem, Filters,
 };
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// How often a line of progress is drawn anew.
-const TICK: Duration = Duration::from_millis(200);
 
 /// Move chunks so that others become free, or convert them to another profile. Without filters,
 /// only that is moved which frees chunks.
@@ -294,7 +290,7 @@ fn begin(place: &Place, wish: Option<BalanceWish>, shown: Shown) -> anyhow::Resu
             if shown.background {
                 return show(&told, shown.json, &place.shown());
             }
-            let bar = progress_bar();
+            let bar = print::progress_to_the_end();
             let state = balanced.wait_for_the_end(told, &|now| show_progress(&bar, now))?;
             bar.finish_and_clear();
             state
@@ -312,26 +308,15 @@ fn on_image(path: &Path, wish: Option<BalanceWish>) -> anyhow::Result<BalanceSta
         Some(wish) => image.fs.balance(wish, DataMay::KeepRedundancy, &control),
         None => image.fs.resume_balance(&control),
     };
-    let interrupt = Interrupt::watch();
-    let bar = progress_bar();
-    let (result, asked) = std::thread::scope(|threads| {
-        let running = threads.spawn(work);
-        let mut asked = Ok(());
-        while asked.is_ok() && !running.is_finished() {
-            control.wait_for_the_end(TICK);
-            show_progress(&bar, &control.state());
-            asked = interrupt.check();
-        }
-        if asked.is_err() {
-            control.pause();
-        }
-        (running.join().unwrap_or_else(|e| std::panic::resume_unwind(e)), asked)
-    });
-    bar.finish_and_clear();
+    let result = watched(
+        &print::progress_to_the_end(),
+        work,
+        |bar| show_progress(bar, &control.state()),
+        || control.pause(),
+    );
     image.close()?;
     let name = print::path(path);
-    asked?;
-    result.map_err(|e| anyhow!(e).context(name)).could_not_run()?;
+    result?.map_err(|e| anyhow!(e).context(name)).could_not_run()?;
     Ok(control.state())
 }
 
@@ -474,18 +459,6 @@ fn conclude(state: &BalanceState, json: bool, name: &str) -> anyhow::Result<()> 
         BalanceStatus::Failed => bail!("{name}: {}", state.why.as_deref().unwrap_or("it failed")),
         _ => bail!("{name}: the balance has ended before it was complete"),
     }
-}
-
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(0);
-    let template = "{spinner} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn show_progress(bar: &ProgressBar, state: &BalanceState) {

@@ -7,22 +7,18 @@ use crate::failure::{Advise, usage};
 use crate::image::{
     Access, advise_content, advise_filesystem, as_devices, note_devices, open_devices,
 };
-use crate::interrupt::Interrupt;
 use crate::jobs::ScrubOrder;
 use crate::on_mount::scrub::Scrubbed;
+use crate::watched::watched;
 use crate::{devices, print, size};
 use anyhow::{anyhow, bail};
-use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar};
 use larder_fs::{
     Damage, Filesystem, OpenOptions, ScrubControl, ScrubDamage, ScrubOptions, ScrubState,
     ScrubStatus,
 };
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// How often a line of progress is drawn anew.
-const TICK: Duration = Duration::from_millis(200);
 
 /// Read everything that is stored: every copy of data and metadata, parity, all superblocks. What
 /// is bad is repaired from what is good, and what cannot be repaired is listed with its files.
@@ -169,7 +165,7 @@ fn begin(directory: &Path, order: ScrubOrder, wait: bool, json: bool) -> anyhow:
             "The scrub runs: `larder scrub status {shown}` shows how far"
         ));
     }
-    let bar = progress_bar();
+    let bar = print::progress_to_the_end();
     let state = scrubbed.wait_for_the_end(state, &|now| show_progress(&bar, now))?;
     bar.finish_and_clear();
     conclude(&state, json, &print::path(directory))
@@ -210,32 +206,15 @@ fn images(args: &Args) -> anyhow::Result<()> {
     }
     let limit = args.how.limit.unwrap_or(0);
     let control = ScrubControl::new(ScrubState { limit, ..ScrubState::default() });
-    let result = watched(&control, || fs.scrub(ScrubOptions { read_only }, &control, &|_| ()));
+    let result = watched(
+        &print::progress_to_the_end(),
+        || fs.scrub(ScrubOptions { read_only }, &control, &|_| ()),
+        |bar| show_progress(bar, &control.state()),
+        || control.cancel(),
+    );
     fs.close()?;
     result?.map_err(|e| anyhow!(e).context(name.clone())).could_not_run()?;
     conclude(&control.state(), args.json, &name)
-}
-
-/// Does it while a line shows how far it is. A signal cancels it.
-fn watched<T: Send>(control: &ScrubControl, scrub: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
-    let interrupt = Interrupt::watch();
-    let bar = progress_bar();
-    let (result, asked) = std::thread::scope(|threads| {
-        let running = threads.spawn(scrub);
-        let mut asked = Ok(());
-        while asked.is_ok() && !running.is_finished() {
-            control.wait_for_the_end(TICK);
-            show_progress(&bar, &control.state());
-            asked = interrupt.check();
-        }
-        if asked.is_err() {
-            control.cancel();
-        }
-        (running.join().unwrap_or_else(|e| std::panic::resume_unwind(e)), asked)
-    });
-    bar.finish_and_clear();
-    asked?;
-    Ok(result)
 }
 
 /// Shows what came of a scrub that has ended. Damage that is left is an error.
@@ -252,18 +231,6 @@ fn conclude(state: &ScrubState, json: bool, name: &str) -> anyhow::Result<()> {
         bail!("{name}: {} left", print::number(left, "error"));
     }
     Ok(())
-}
-
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(0);
-    let template = "{spinner} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn show_progress(bar: &ProgressBar, state: &ScrubState) {

@@ -3,7 +3,7 @@
 //! How far a balance is, the daemon knows. That there is one, the file system remembers. What both
 //! say travels in the types here.
 
-use super::{Served, TICK};
+use super::{Pauses, Served};
 use crate::interrupt::Interrupt;
 use crate::jobs::{BalanceOrder, Job};
 use crate::print;
@@ -104,10 +104,10 @@ impl Balanced {
         mut told: Told,
         each: &dyn Fn(&BalanceState),
     ) -> anyhow::Result<BalanceState> {
-        let interrupt = Interrupt::watch();
+        let (interrupt, pauses) = (Interrupt::watch(), Pauses::begin());
         while let Some(state) = told.running() {
             each(state);
-            if let Err(asked) = interrupt.wait(TICK) {
+            if let Err(asked) = interrupt.wait(pauses.next()) {
                 self.ask(BalanceOrder::Pause)?;
                 print::say(
                     "larder: the balance is paused: `larder balance resume` goes on with it",

@@ -13,7 +13,24 @@ pub(crate) mod send;
 mod served;
 
 use served::Served;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often a waiter asks how far a job is, or looks whether a signal has come.
+/// How long a waiter waits at most before it asks how far a job is, or looks whether a signal has
+/// come.
 const TICK: Duration = Duration::from_millis(200);
+/// And how long at least.
+const SHORTEST: Duration = Duration::from_millis(5);
+
+/// Pauses between two questions how far a job is. The end of a job is noticed an eighth of its time
+/// late at most, so short ones are asked about more often.
+struct Pauses(Instant);
+
+impl Pauses {
+    fn begin() -> Self {
+        Self(Instant::now())
+    }
+
+    fn next(&self) -> Duration {
+        (self.0.elapsed() / 8).clamp(SHORTEST, TICK)
+    }
+}

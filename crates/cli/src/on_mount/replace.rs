@@ -2,7 +2,7 @@
 //!
 //! The daemon opens nothing, so the target is opened and locked here, and handed over.
 
-use super::{Served, TICK};
+use super::{Pauses, Served};
 use crate::failure::Advise;
 use crate::image::{Access, advise_open, when_free};
 use crate::interrupt::Interrupt;
@@ -64,10 +64,10 @@ impl Replaced {
         mut state: Replacing,
         each: &dyn Fn(&Replacing),
     ) -> anyhow::Result<Replacing> {
-        let interrupt = Interrupt::watch();
+        let (interrupt, pauses) = (Interrupt::watch(), Pauses::begin());
         while state.status == ReplaceStatus::Running {
             each(&state);
-            if let Err(asked) = interrupt.wait(TICK) {
+            if let Err(asked) = interrupt.wait(pauses.next()) {
                 self.change(ReplaceOrder::Suspend)?;
                 return Err(asked.into());
             }
@@ -81,9 +81,9 @@ impl Replaced {
     /// # Errors
     /// The daemon cannot be asked; a signal has come.
     pub(crate) fn watch(&self, mut state: Replacing) -> anyhow::Result<Replacing> {
-        let interrupt = Interrupt::watch();
+        let (interrupt, pauses) = (Interrupt::watch(), Pauses::begin());
         while state.status == ReplaceStatus::Running {
-            interrupt.wait(TICK)?;
+            interrupt.wait(pauses.next())?;
             state = self.change(ReplaceOrder::Status)?;
         }
         Ok(state)

@@ -4,7 +4,7 @@
 //! system's id. So a scrub survives its mount, its daemon and the machine's next start. The file is
 //! opened here and handed over, since the daemon opens none.
 
-use super::{Served, TICK};
+use super::{Pauses, Served};
 use crate::interrupt::Interrupt;
 use crate::jobs::{Job, ScrubOrder};
 use crate::print;
@@ -104,10 +104,10 @@ impl Scrubbed {
         mut state: ScrubState,
         each: &dyn Fn(&ScrubState),
     ) -> anyhow::Result<ScrubState> {
-        let interrupt = Interrupt::watch();
+        let (interrupt, pauses) = (Interrupt::watch(), Pauses::begin());
         while state.status == ScrubStatus::Running {
             each(&state);
-            if let Err(asked) = interrupt.wait(TICK) {
+            if let Err(asked) = interrupt.wait(pauses.next()) {
                 self.change(ScrubOrder::Cancel)?;
                 return Err(asked.into());
             }

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::lock::{self, Condvar, Mutex};
 use crate::relocate::Relocating;
 use serde::{Deserialize, Serialize};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// What has become of a balance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,18 +125,6 @@ impl BalanceControl {
         self.changed.notify_all();
     }
 
-    /// Waits for the end for `longest` at most. Returns whether it has ended.
-    pub fn wait_for_the_end(&self, longest: Duration) -> bool {
-        let until = Instant::now() + longest;
-        let mut inner = self.inner.lock();
-        while inner.state.status == BalanceStatus::Running {
-            if self.changed.wait_until(&mut inner, until).timed_out() {
-                return inner.state.status != BalanceStatus::Running;
-            }
-        }
-        true
-    }
-
     /// Waits until it has begun, or has been refused.
     pub fn wait_for_the_beginning(&self) {
         let mut inner = self.inner.lock();
@@ -202,15 +190,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_waiter_learns_of_the_end() {
+    fn a_waiter_learns_that_it_was_refused() {
         let control = BalanceControl::new();
-        assert!(!control.wait_for_the_end(Duration::ZERO));
         std::thread::scope(|threads| {
-            let waiter = threads.spawn(|| control.wait_for_the_end(Duration::from_secs(60)));
+            let waiter = threads.spawn(|| control.wait_for_the_beginning());
             control.ended(BalanceStatus::Failed, Some(&Error::NoSpace));
-            assert!(waiter.join().unwrap());
+            waiter.join().unwrap();
         });
         let state = control.state();
+        assert!(!control.has_begun());
         assert_eq!(
             (state.status, state.why.as_deref()),
             (BalanceStatus::Failed, Some("no space left"))

@@ -27,9 +27,9 @@ pub(crate) use leftovers::clean as clean_leftovers;
 
 use crate::engine::Core;
 use crate::error::{Error, Result};
-use crate::space::Run;
 use crate::space::alloc::ChunkOutcome;
 use crate::space::groups::BlockGroup;
+use crate::space::{Run, SpaceKind};
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Generation, Logical};
 use std::collections::VecDeque;
@@ -41,7 +41,8 @@ use survey::{Extent, Survey};
 const LISTED: usize = 2048;
 /// Bytes of data of one batch, apart from its first extent.
 const BATCH: u64 = 32 << 20;
-/// Passes in which nothing moves before it is given up.
+/// Passes in which nothing moves before it is given up, and times that closing a group is tried
+/// again.
 const PATIENCE: u32 = 4;
 
 /// How far a relocation has come.
@@ -124,9 +125,7 @@ pub(crate) fn relocate(
     let group = core.space.groups.find(start).ok_or(Error::NotFound)?;
     let total = group.usage().disk_used;
     let closed = Closed { core, group: group.clone() };
-    if !close(core, &group)? {
-        return Err(Error::NoSpace);
-    }
+    close_patiently(core, &group)?;
     settle(core)?;
     group.freeze();
     let mut idle = 0;
@@ -151,6 +150,27 @@ pub(crate) fn relocate(
     // The commit takes it out.
     core.commit_now()?;
     Ok(Relocated::Done)
+}
+
+/// Closes a group. What operations are promised while they run may be in the way, so it is tried
+/// again when their changes are written.
+///
+/// # Errors
+/// `NoSpace`; those of a flush and a commit.
+fn close_patiently(core: &Core, group: &BlockGroup) -> Result<()> {
+    let accounts = &core.space.accounts;
+    for tried in 0.. {
+        if close(core, group)? {
+            break;
+        }
+        let kinds = [SpaceKind::Data, SpaceKind::Metadata];
+        let is_quiet = kinds.iter().all(|kind| accounts.reserved_by_operations(*kind) == 0);
+        if is_quiet || tried == PATIENCE {
+            return Err(Error::NoSpace);
+        }
+        settle(core)?;
+    }
+    Ok(())
 }
 
 /// Closes a group: nothing is allocated in it from now on. A chunk is made first if what the group
@@ -221,6 +241,7 @@ fn pass(
     while let Some(left) = rest {
         // What moves changes references of other extents, too. So each batch has a new list.
         let mut list = Survey::new(core).list(left, LISTED)?;
+        read_ahead(core, &list);
         let is_large = |extent: &Extent| extent.is_data && extent.refs.len() > batch::USERS;
         if list.first().is_some_and(is_large) {
             let extent = list.swap_remove(0);
@@ -237,6 +258,13 @@ fn pass(
         };
     }
     Ok(ControlFlow::Continue(()))
+}
+
+/// Reads the blocks of a list, in long transfers.
+fn read_ahead(core: &Core, list: &[Extent]) {
+    let blocks = list.iter().filter(|extent| !extent.is_data);
+    let blocks: Vec<_> = blocks.map(|extent| (extent.run.start, extent.made)).collect();
+    core.store.read_ahead(&blocks);
 }
 
 /// Moves the first extents of a list in one batch, `most` at most. Returns the last of them.

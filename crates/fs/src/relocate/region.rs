@@ -17,7 +17,7 @@
 //! that tree. So it is made to refer to its children itself, as when a tree is dropped. The tree
 //! that owns a top lets go of it last, which nearly always makes that unnecessary.
 
-use super::survey::{Above, Block, Owner, Survey};
+use super::survey::{Above, Block, Owner, Survey, references_of};
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Result};
 use crate::space::Run;
@@ -39,8 +39,8 @@ pub(super) struct Region {
     swaps: Vec<(TreeId, Logical)>,
     /// Private blocks that have these pointers.
     parents: HashSet<Logical>,
-    /// What its blocks point to.
-    items: usize,
+    /// To how many blocks and extents its blocks refer.
+    references: usize,
 }
 
 impl Region {
@@ -69,7 +69,7 @@ impl Region {
                     Above::Global(_) | Above::Dying => {}
                 }
             }
-            self.items += block.node.view().nritems();
+            self.references += references_of(&block.node);
             self.blocks.insert(at, block);
         }
         Ok(())
@@ -97,7 +97,7 @@ impl Region {
 
     /// About how many notes it takes.
     pub(super) fn notes(&self) -> usize {
-        2 * self.items + 4 * self.swaps.len()
+        2 * (self.references + self.blocks.len()) + 4 * self.swaps.len()
     }
 
     /// Leaves out what no tree will reach: a tree that is being dropped keeps its blocks.

@@ -484,6 +484,19 @@ fn refers(data: &[u8], extent: &Extent) -> Option<ExtentRecord> {
 }
 
 /// What a file extent item says, if it refers to an extent.
+/// How many blocks and extents a block refers to.
+pub(super) fn references_of(node: &Node) -> usize {
+    let view = node.view();
+    if node.level() > 0 {
+        return view.nritems();
+    }
+    let is_data = |slot: &usize| {
+        view.key(*slot).is_some_and(|key| key.kind == KeyType::EXTENT_DATA)
+            && view.data(*slot).is_some_and(|data| stored(data).is_some())
+    };
+    (0..view.nritems()).filter(is_data).count()
+}
+
 fn stored(data: &[u8]) -> Option<ExtentRecord> {
     match FileExtent::parse(data) {
         Ok(FileExtent::Stored(r)) if !r.is_hole() => {

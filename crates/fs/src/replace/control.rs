@@ -1,9 +1,9 @@
 //! How a replacement is told to end, and watched.
 
 use crate::error::{Error, Result};
-use crate::lock::{self, Condvar, Mutex};
+use crate::lock::{self, Mutex};
 use serde::{Deserialize, Serialize};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What has become of a replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +81,6 @@ pub(super) enum Told {
 #[derive(Debug, Default)]
 pub struct ReplaceControl {
     inner: Mutex<Inner, lock::ReplaceState>,
-    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -118,20 +117,6 @@ impl ReplaceControl {
         if inner.told != Some(Told::Cancel) {
             inner.told = Some(what);
         }
-        drop(inner);
-        self.changed.notify_all();
-    }
-
-    /// Waits for the end of a run for `longest` at most. Returns whether it has ended.
-    pub fn wait_for_the_end(&self, longest: Duration) -> bool {
-        let until = Instant::now() + longest;
-        let mut inner = self.inner.lock();
-        while inner.state.status == ReplaceStatus::Running {
-            if self.changed.wait_until(&mut inner, until).timed_out() {
-                return inner.state.status != ReplaceStatus::Running;
-            }
-        }
-        true
     }
 
     /// A run begins, from this state.
@@ -153,8 +138,6 @@ impl ReplaceControl {
             inner.state.seconds = since.elapsed().as_secs_f64();
         }
         (inner.state.status, inner.state.stopped, inner.state.why) = (status, stopped, why);
-        drop(inner);
-        self.changed.notify_all();
     }
 
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Replacing) -> R) -> R {

@@ -1,54 +1,49 @@
 //! Which bytes are good, and what is written over bad ones.
 //!
 //! What does not match is read again before anything is said about it. What a missing device had is
-//! only looked for elsewhere. Good bytes come from
-//! another copy or, with parity, from the rest of the row, and count only if they match. Data
+//! only looked for elsewhere. Good bytes come from another copy or, with parity, from the rest of
+//! the row (`sources`), and count only if they match. On a device that was away nearly everything
+//! is bad, so what lies side by side is read again in one transfer, and repaired in one. Data
 //! without checksums cannot be judged: where copies differ, the copy of a device that was never
 //! away is taken, and if there is more than one opinion among those, nothing is written.
 
-use super::content::{Block, SECTOR, Sector};
+use super::content::{SECTOR, Sector};
 use super::control::ScrubControl;
+use super::judged::{Judged, Unit};
 use super::load::Loaded;
-use super::report::{Damage, ScrubCounts, ScrubDamage, ScrubOptions};
-use super::users::Uses;
+use super::report::{Damage, ScrubCounts, ScrubOptions};
 use crate::engine::Core;
 use crate::error::Result;
-use larder_format::node::NodeView;
-use larder_format::{DeviceId, Logical, STRIPE_LEN};
-use larder_volume::{Place, Stripe};
+use larder_format::{DeviceId, Logical};
+use larder_volume::Place;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 /// Sectors that a thread judges in one go.
 const STEP: usize = 64;
-
-/// A strip that is being judged.
-pub(super) struct Judged<'a, 'c> {
-    pub(super) core: &'a Core,
-    pub(super) control: &'a ScrubControl,
-    pub(super) options: ScrubOptions,
-    pub(super) loaded: &'a mut Loaded<'c>,
-    /// Places that are still bad: stripe and sector.
-    pub(super) spoiled: BTreeSet<(usize, u64)>,
-    /// What uses the extent that was last asked about.
-    uses: Option<Uses>,
-}
-
-/// Something that is good or bad as a whole.
-#[derive(Clone, Copy, Debug)]
-enum Unit {
-    /// A sector with a checksum, by its number.
-    Sector(usize),
-    /// A sector without.
-    Unsummed(usize),
-    Block(Block),
-}
 
 /// Something of which a copy is bad, and the stripes of bad copies.
 struct Suspect {
     unit: Unit,
     bad: Vec<usize>,
+}
+
+/// A bad copy of something that can be judged.
+#[derive(Clone, Copy, Debug)]
+struct Bad {
+    unit: Unit,
+    /// Where it lies, and how far from the beginning of the strip.
+    stripe: usize,
+    offset: u64,
+    len: u64,
+    /// Can it be read at all?
+    readable: bool,
+}
+
+impl Bad {
+    fn end(&self) -> u64 {
+        self.offset + self.len
+    }
 }
 
 /// Judges all copies in a strip and repairs them. Parity comes afterwards.
@@ -61,31 +56,22 @@ pub(super) fn judge<'a, 'c>(
     options: ScrubOptions,
     loaded: &'a mut Loaded<'c>,
 ) -> Result<Judged<'a, 'c>> {
-    let mut judged =
-        Judged { core, control, options, loaded, spoiled: BTreeSet::new(), uses: None };
+    let (spoiled, uses, element) = (BTreeSet::new(), None, None);
+    let mut judged = Judged { core, control, options, loaded, spoiled, uses, element };
     judged.count();
-    for suspect in judged.suspects() {
-        match suspect.unit {
-            Unit::Unsummed(n) => judged.mend_unsummed(n)?,
-            unit => judged.mend(unit, suspect.bad)?,
+    let (unsummed, others): (Vec<Suspect>, Vec<Suspect>) =
+        judged.suspects().into_iter().partition(|s| matches!(s.unit, Unit::Unsummed(_)));
+    judged.mend(others)?;
+    for suspect in unsummed {
+        if let Unit::Unsummed(n) = suspect.unit {
+            judged.mend_unsummed(n)?;
         }
     }
     judged.look_for_missing()?;
     Ok(judged)
 }
 
-/// An element on a missing device: its address, and what the rest of its row says of it.
-type Element = (Logical, Vec<u8>);
-
 impl Judged<'_, '_> {
-    pub(super) fn device(&self, stripe: usize) -> DeviceId {
-        self.loaded.strip.chunk().stripes[stripe].device
-    }
-
-    fn at_device(&self, stripe: usize, offset: u64) -> Stripe {
-        self.loaded.strip.on_device(stripe, offset)
-    }
-
     /// Counts what was read.
     fn count(&self) {
         let (strip, content) = (self.loaded.strip, &self.loaded.content);
@@ -160,40 +146,15 @@ impl Judged<'_, '_> {
         (!bad.is_empty()).then_some(Suspect { unit: Unit::Unsummed(n), bad })
     }
 
-    fn range(&self, unit: Unit) -> (Logical, u64) {
-        match unit {
-            Unit::Sector(n) | Unit::Unsummed(n) => (self.loaded.content.address(n), SECTOR),
-            Unit::Block(block) => (block.at, u64::from(self.core.nodesize())),
-        }
-    }
-
-    fn is_good(&self, unit: Unit, bytes: &[u8]) -> bool {
-        match unit {
-            Unit::Sector(n) => {
-                let sum = self.loaded.content.sum(n);
-                self.core.csum.compute(bytes)[..sum.len()] == *sum
-            }
-            Unit::Unsummed(_) => true,
-            Unit::Block(block) => {
-                let view = NodeView(bytes);
-                view.bytenr() == block.at
-                    && view.generation() == block.generation
-                    && view.header().fsid == self.core.store.format().fsid_of(bytes)
-                    && view.csum_matches(self.core.csum)
-            }
-        }
-    }
-
     /// Lists what lay on missing devices and cannot be had in any other way.
     fn look_for_missing(&mut self) -> Result<()> {
         if self.loaded.copies.iter().all(|copy| copy.is_here) {
             return Ok(());
         }
-        let mut element: Option<Element> = None;
         for unit in self.units_of_missing() {
             let (at, len) = self.range(unit);
             let place = self.loaded.strip.place(at);
-            if self.is_good_in(&mut element, unit) || self.good(unit, &place, &[]).is_some() {
+            if self.good(unit, &place, &[]).is_some() {
                 continue;
             }
             let stripe = place.stripes.start;
@@ -220,31 +181,6 @@ impl Judged<'_, '_> {
         units.filter(is_missing).collect()
     }
 
-    /// Is something good as the rest of its row says? A whole element is read at once.
-    fn is_good_in(&self, element: &mut Option<Element>, unit: Unit) -> bool {
-        let (at, len) = self.range(unit);
-        let into = (at.0 - self.loaded.strip.chunk().start.0) % STRIPE_LEN;
-        let start = Logical(at.0 - into);
-        if element.as_ref().is_none_or(|(known, _)| *known != start) {
-            *element = self.element(start);
-        }
-        let range = into as usize..(into + len) as usize;
-        element.as_ref().is_some_and(|(_, bytes)| self.is_good(unit, &bytes[range]))
-    }
-
-    /// Works an element out in the first way that parity gives.
-    fn element(&self, start: Logical) -> Option<Element> {
-        let strip = self.loaded.strip;
-        if !strip.has_parity() {
-            return None;
-        }
-        let mut bytes = vec![0; STRIPE_LEN as usize];
-        self.control.own();
-        let first = strip.place(start).stripes.len();
-        let read = self.core.volume.read_way(start, &mut bytes, first);
-        read.ok().map(|()| (start, bytes))
-    }
-
     /// Is a block good that lies in more than one element or strip, in any copy?
     fn is_good_across(&self, unit: Unit) -> bool {
         let (at, len) = self.range(unit);
@@ -256,101 +192,117 @@ impl Judged<'_, '_> {
         })
     }
 
-    /// Repairs copies of something that can be judged.
-    fn mend(&mut self, unit: Unit, bad: Vec<usize>) -> Result<()> {
-        let (at, len) = self.range(unit);
-        let place = self.loaded.strip.place(at);
-        if place.run < len {
-            let device = self.device(place.stripes.start);
-            self.control.count(device, |c| {
-                c.verify_errors += 1;
-                c.uncorrectable += 1;
+    /// Repairs copies of what can be judged.
+    fn mend(&mut self, suspects: Vec<Suspect>) -> Result<()> {
+        let mut bad = Vec::new();
+        for Suspect { unit, bad: stripes } in suspects {
+            let (at, len) = self.range(unit);
+            let Place { offset, run, stripes: all } = self.loaded.strip.place(at);
+            if run < len {
+                self.report_block_across(at, len, all.start)?;
+            } else {
+                let one = |stripe| Bad { unit, stripe, offset, len, readable: true };
+                bad.extend(stripes.into_iter().map(one));
+            }
+        }
+        bad.sort_unstable_by_key(|bad| (bad.stripe, bad.offset));
+        let bad = self.read_suspects_again(bad);
+        for Bad { unit, stripe, readable, .. } in &bad {
+            self.control.count(self.device(*stripe), |c| match (readable, unit) {
+                (false, _) => c.read_errors += 1,
+                (true, Unit::Block(_)) => c.verify_errors += 1,
+                (true, _) => c.csum_errors += 1,
             });
-            return self.report(Damage::TreeBlock, at, len, place.stripes.start);
         }
-        let mut still_bad = Vec::new();
-        for stripe in bad {
-            let again = self.read_again(stripe, &place, len);
-            let readable = again.is_some();
-            match again.filter(|bytes| self.is_good(unit, bytes)) {
-                Some(bytes) => self.loaded.copies[stripe].set(place.offset, &bytes),
-                None => {
-                    still_bad.push((stripe, readable));
-                    self.control.count(self.device(stripe), |c| match (readable, unit) {
-                        (false, _) => c.read_errors += 1,
-                        (true, Unit::Block(_)) => c.verify_errors += 1,
-                        (true, _) => c.csum_errors += 1,
-                    });
-                }
-            }
-        }
-        if still_bad.is_empty() {
-            return Ok(());
-        }
-        let good = self.good(unit, &place, &still_bad);
-        for (stripe, readable) in still_bad {
-            match &good {
-                Some(good) if self.write(stripe, place.offset, good) => {}
-                _ => {
-                    self.control.count(self.device(stripe), |c| c.uncorrectable += 1);
-                    self.spoil(stripe, place.offset..place.offset + len);
-                    let what = match unit {
-                        _ if !readable => Damage::Unreadable,
-                        Unit::Block(_) => Damage::TreeBlock,
-                        _ => Damage::Data,
-                    };
-                    self.report(what, at, len, stripe)?;
-                }
-            }
+        let (repairs, lost) = self.repairs_of(&bad);
+        let failed = self.carry_out(&repairs);
+        for bad in lost.into_iter().chain(failed) {
+            self.give_up(bad)?;
         }
         Ok(())
     }
 
-    pub(super) fn read_again(&self, stripe: usize, place: &Place, len: u64) -> Option<Vec<u8>> {
-        let mut buf = vec![0; len as usize];
-        self.control.own();
-        let read = self.core.volume.read_place(self.at_device(stripe, place.offset), &mut buf);
-        read.ok().map(|()| buf)
+    /// A block that lies in more than one element or strip is only looked at.
+    fn report_block_across(&mut self, at: Logical, len: u64, stripe: usize) -> Result<()> {
+        self.control.count(self.device(stripe), |c| {
+            c.verify_errors += 1;
+            c.uncorrectable += 1;
+        });
+        self.report(Damage::TreeBlock, at, len, stripe)
     }
 
-    /// Good bytes, from another copy or from parity.
-    fn good(&self, unit: Unit, place: &Place, bad: &[(usize, bool)]) -> Option<Vec<u8>> {
-        let (at, len) = self.range(unit);
-        let is_bad = |stripe: usize| bad.iter().any(|(b, _)| *b == stripe);
-        for stripe in place.stripes.clone().filter(|s| !is_bad(*s)) {
-            let bytes = self.loaded.copies[stripe].get(place.offset..place.offset + len);
-            if let Some(bytes) = bytes.filter(|bytes| self.is_good(unit, bytes)) {
-                return Some(bytes.to_vec());
+    /// Reads suspects again, what lies side by side in one transfer. Returns those that are bad.
+    fn read_suspects_again(&mut self, suspects: Vec<Bad>) -> Vec<Bad> {
+        let mut bad = Vec::new();
+        for run in suspects.chunk_by(lies_before) {
+            let (first, end) = (run[0], run[run.len() - 1].end());
+            let whole = self.read_again(first.stripe, first.offset..end);
+            for suspect in run {
+                let into = (suspect.offset - first.offset) as usize;
+                let bytes = match &whole {
+                    Some(bytes) => Some(bytes[into..into + suspect.len as usize].to_vec()),
+                    None if run.len() > 1 => {
+                        self.read_again(suspect.stripe, suspect.offset..suspect.end())
+                    }
+                    None => None,
+                };
+                let readable = bytes.is_some();
+                match bytes.filter(|bytes| self.is_good(suspect.unit, bytes)) {
+                    Some(bytes) => self.loaded.copies[suspect.stripe].set(suspect.offset, &bytes),
+                    None => bad.push(Bad { readable, ..*suspect }),
+                }
             }
         }
-        let mut buf = vec![0; len as usize];
-        let ways = self.core.volume.copies(at).unwrap_or(0);
-        (place.stripes.len()..ways).find_map(|way| {
-            self.control.own();
-            let read = self.core.volume.read_way(at, &mut buf, way).is_ok();
-            (read && self.is_good(unit, &buf)).then(|| buf.clone())
-        })
+        bad
     }
 
-    /// Writes good bytes over bad ones, unless the scrub only looks. Counts what it did. Returns
-    /// whether the place is good now, or could be.
-    pub(super) fn write(&mut self, stripe: usize, offset: u64, good: &[u8]) -> bool {
-        if !self.options.read_only {
-            self.control.own();
-            let to = self.at_device(stripe, offset);
-            if let Err(e) = self.core.volume.write_place(to, good) {
-                tracing::warn!("scrub: {e}");
-                return false;
+    /// What is to be written over bad copies, and those for which nothing good is left.
+    fn repairs_of(&mut self, all: &[Bad]) -> (Vec<(Bad, Vec<u8>)>, Vec<Bad>) {
+        let places: BTreeSet<(usize, u64)> = all.iter().map(|b| (b.stripe, b.offset)).collect();
+        let (mut repairs, mut lost) = (Vec::new(), Vec::new());
+        for bad in all {
+            let place = self.loaded.strip.place(self.range(bad.unit).0);
+            let is_bad = |stripe: &usize| places.contains(&(*stripe, place.offset));
+            let stripes: Vec<usize> = place.stripes.clone().filter(is_bad).collect();
+            match self.good(bad.unit, &place, &stripes) {
+                Some(good) => repairs.push((*bad, good)),
+                None => lost.push(*bad),
             }
         }
-        self.control.count(self.device(stripe), |c| c.corrected += 1);
-        self.loaded.copies[stripe].set(offset, good);
-        true
+        (repairs, lost)
     }
 
-    fn spoil(&mut self, stripe: usize, range: Range<u64>) {
-        let sectors = range.start / SECTOR..range.end / SECTOR;
-        self.spoiled.extend(sectors.map(|sector| (stripe, sector)));
+    /// Writes repairs, what lies side by side in one transfer. Returns those that failed.
+    fn carry_out(&mut self, repairs: &[(Bad, Vec<u8>)]) -> Vec<Bad> {
+        let mut failed = Vec::new();
+        for run in repairs.chunk_by(|(a, _), (b, _)| lies_before(a, b)) {
+            let first = run[0].0;
+            let whole: Vec<u8> = run.iter().flat_map(|(_, good)| good).copied().collect();
+            let all_written = self.put(first.stripe, first.offset, &whole);
+            for (bad, good) in run {
+                let alone = || run.len() > 1 && self.put(bad.stripe, bad.offset, good);
+                if !all_written && !alone() {
+                    failed.push(*bad);
+                    continue;
+                }
+                self.control.count(self.device(bad.stripe), |c| c.corrected += 1);
+                self.loaded.copies[bad.stripe].set(bad.offset, good);
+            }
+        }
+        failed
+    }
+
+    /// Lists something that stays bad.
+    fn give_up(&mut self, bad: Bad) -> Result<()> {
+        self.control.count(self.device(bad.stripe), |c| c.uncorrectable += 1);
+        self.spoil(bad.stripe, bad.offset..bad.end());
+        let what = match bad.unit {
+            _ if !bad.readable => Damage::Unreadable,
+            Unit::Block(_) => Damage::TreeBlock,
+            _ => Damage::Data,
+        };
+        let (at, len) = self.range(bad.unit);
+        self.report(what, at, len, bad.stripe)
     }
 
     /// Compares the copies of a sector that has no checksum, while nothing is written in place.
@@ -370,8 +322,10 @@ impl Judged<'_, '_> {
         let kept_out = core.in_place.write();
         let here = |stripe: &usize| self.loaded.copies[*stripe].is_here;
         let stripes: Vec<usize> = place.stripes.clone().filter(here).collect();
-        let copies: Vec<(usize, Option<Vec<u8>>)> =
-            stripes.iter().map(|s| (*s, self.read_again(*s, &place, SECTOR))).collect();
+        let copies: Vec<(usize, Option<Vec<u8>>)> = stripes
+            .iter()
+            .map(|s| (*s, self.read_again(*s, place.offset..place.offset + SECTOR)))
+            .collect();
         for (stripe, copy) in &copies {
             match copy {
                 None => self.control.count(self.device(*stripe), |c| c.read_errors += 1),
@@ -396,7 +350,7 @@ impl Judged<'_, '_> {
             if copy.is_some() {
                 self.control.count(self.device(*stripe), |c| c.differing += 1);
             }
-            if !self.write(*stripe, place.offset, right) {
+            if !self.write(*stripe, place.offset, right, 1) {
                 self.control.count(self.device(*stripe), |c| c.uncorrectable += 1);
                 self.spoil(*stripe, place.offset..place.offset + SECTOR);
             }
@@ -421,61 +375,9 @@ impl Judged<'_, '_> {
         }
         Ok(())
     }
+}
 
-    /// A sector as the rest of its row says, as far as that can be believed.
-    fn by_parity(&self, at: Logical, place: &Place) -> Option<Vec<u8>> {
-        if !self.loaded.strip.has_parity() {
-            return None;
-        }
-        let mut buf = vec![0; SECTOR as usize];
-        self.control.own();
-        let volume = &self.core.volume;
-        // The first way is the one with the devices that lack least.
-        if volume.read(at, &mut buf, 0).is_ok() {
-            return Some(buf);
-        }
-        let ways = volume.copies(at).unwrap_or(0);
-        (place.stripes.len()..ways).find_map(|way| {
-            self.control.own();
-            volume.read_way(at, &mut buf, way).is_ok().then(|| buf.clone())
-        })
-    }
-
-    /// Is there data, and not only space that a file has reserved?
-    pub(super) fn is_written(&mut self, at: Logical) -> Result<bool> {
-        Ok(self.uses(at)?.is_some_and(|uses| uses.is_written(at)))
-    }
-
-    fn uses(&mut self, at: Logical) -> Result<Option<&mut Uses>> {
-        if !self.uses.as_ref().is_some_and(|uses| uses.has(at)) {
-            self.uses = Uses::of(self.core, &self.loaded.view, at)?;
-        }
-        Ok(self.uses.as_mut())
-    }
-
-    /// Lists a place that stays bad.
-    pub(super) fn report(
-        &mut self,
-        what: Damage,
-        at: Logical,
-        length: u64,
-        stripe: usize,
-    ) -> Result<()> {
-        let core = self.core;
-        let users = self.uses(at)?.map(|uses| uses.at(core, at)).unwrap_or_default();
-        let place = self.loaded.strip.place(at);
-        let on = self.at_device(stripe, place.offset);
-        self.control.note(ScrubDamage {
-            what,
-            address: at.0,
-            length,
-            device: on.device.0,
-            offset: on.at.0,
-            extent: users.extent.map(|e| e.0),
-            files: users.files,
-            more_files: users.more,
-            tree: users.tree,
-        });
-        Ok(())
-    }
+/// Lies the second right behind the first, on the same device?
+fn lies_before(a: &Bad, b: &Bad) -> bool {
+    a.stripe == b.stripe && a.end() == b.offset
 }

@@ -14,6 +14,8 @@
 //! | `content` | what is allocated in a strip, and what is known of it |
 //! | `users` | which files use damaged data, in which subvolumes |
 //! | `load` | how a strip is read |
+//! | `judged` | what can be good or bad in a strip, and what is done with a place |
+//! | `sources` | where good bytes come from |
 //! | `mend` | which bytes are good, and what is written over bad ones |
 //! | `rows` | what holds for parity |
 //! | `supers` | what holds for superblocks, and when a device counts as up to date |
@@ -21,11 +23,13 @@
 
 pub(crate) mod content;
 mod control;
+mod judged;
 mod load;
 mod mend;
 mod report;
 mod rows;
 mod run;
+mod sources;
 mod supers;
 mod users;
 

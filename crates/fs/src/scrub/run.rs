@@ -78,8 +78,9 @@ pub(crate) fn run(
     result
 }
 
+/// Transfers that read nodes.
 fn nodes_read(core: &Core) -> u64 {
-    core.store.stats().reads.load(Ordering::Relaxed)
+    core.store.stats().transfers.load(Ordering::Relaxed)
 }
 
 /// What there is to do. Says in the state what is known before.

@@ -75,6 +75,8 @@ pub(crate) struct StoreStats {
     pub(crate) hits: AtomicU64,
     /// Nodes read.
     pub(crate) reads: AtomicU64,
+    /// Transfers that read them. One may read several.
+    pub(crate) transfers: AtomicU64,
     /// Copies that were bad and had a good sibling.
     pub(crate) bad_copies: AtomicU64,
 }
@@ -86,6 +88,9 @@ impl Weighter<(Logical, Generation), Arc<Node>> for ByBytes {
         node.bytes().len() as u64 + 128
     }
 }
+
+/// Bytes that are read in one transfer at most.
+const TOGETHER: usize = 1 << 20;
 
 /// The cache and the way to what is not in it.
 #[derive(Debug)]
@@ -162,9 +167,44 @@ impl NodeStore {
             }
             Err(would_block) => self.read_at_once(ptr, owner).ok_or(would_block)?,
         };
+        Ok(self.keep(ptr, bytes))
+    }
+
+    /// Enters what was read and is good.
+    fn keep(&self, ptr: &Pointer, bytes: Arc<[u8]>) -> Arc<Node> {
         let node = Arc::new(Node::clean(bytes));
         self.cache.insert((ptr.at, ptr.generation), node.clone());
-        Ok(node)
+        node
+    }
+
+    /// Reads blocks that will be wanted, each given by its address and by the transaction that
+    /// wrote it, in the order of addresses. Those that lie behind each other are read in one
+    /// transfer. What cannot be had in this way is left to the caller that wants it.
+    pub(crate) fn read_ahead(&self, blocks: &[(Logical, Generation)]) {
+        let nodesize = u64::from(self.format.nodesize);
+        let missing: Vec<(Logical, Generation)> =
+            blocks.iter().filter(|block| self.cache.get(*block).is_none()).copied().collect();
+        let follow = |a: &(Logical, _), b: &(Logical, _)| a.0.plus(nodesize) == b.0;
+        for run in missing.chunk_by(follow).filter(|run| run.len() > 1) {
+            run.chunks(TOGETHER / self.format.nodesize as usize).for_each(|run| self.read_run(run));
+        }
+    }
+
+    fn read_run(&self, run: &[(Logical, Generation)]) {
+        let nodesize = self.format.nodesize as usize;
+        let mut all = vec![0; run.len() * nodesize];
+        self.stats.transfers.fetch_add(1, Ordering::Relaxed);
+        if self.reader.read(run[0].0, &mut all, 0).is_err() {
+            return;
+        }
+        for ((at, written), bytes) in run.iter().zip(all.chunks(nodesize)) {
+            let (ptr, owner) = of_itself(*at, bytes);
+            let is_good = || check_node(bytes, &self.expect(&ptr, owner, bytes)).is_ok();
+            if ptr.generation == *written && is_good() {
+                self.stats.reads.fetch_add(1, Ordering::Relaxed);
+                self.keep(&ptr, bytes.into());
+            }
+        }
     }
 
     /// The node at an address that something other than a pointer names, such as a reference of an
@@ -180,32 +220,37 @@ impl NodeStore {
         }
         crate::api::may_wait()?;
         crate::lock::before_waiting(crate::lock::Wait::Device);
-        let (pointer, owner) = self.described_at(at)?;
+        let (pointer, owner, bytes) = self.described_at(at)?;
+        let is_good = || check_node(&bytes, &self.expect(&pointer, owner, &bytes)).is_ok();
+        if self.peek(&pointer, owner).is_none() && is_good() {
+            self.stats.reads.fetch_add(1, Ordering::Relaxed);
+            return Ok(self.keep(&pointer, bytes));
+        }
         self.get(&pointer, owner)
     }
 
-    /// What a block says of itself: a pointer to it, and its owner. A copy with the right checksum
-    /// is believed before one without.
-    fn described_at(&self, at: Logical) -> Result<(Pointer, TreeId)> {
+    /// What a block says of itself: a pointer to it and its owner. And the block. A copy with the
+    /// right checksum is believed before one without.
+    fn described_at(&self, at: Logical) -> Result<(Pointer, TreeId, Arc<[u8]>)> {
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
         let (mut failed, mut doubtful) = (None, None);
         for copy in 0..self.reader.copies(at).max(1) {
+            self.stats.transfers.fetch_add(1, Ordering::Relaxed);
             if let Err(e) = self.reader.read(at, bytes, copy) {
                 failed.get_or_insert(e);
                 continue;
             }
+            let (pointer, owner) = of_itself(at, bytes);
             let found = NodeView(bytes);
-            let (generation, level) = (found.generation(), found.level());
-            let pointer = Pointer { at, generation, level, first_key: None };
             if found.csum_matches(self.csum) && found.bytenr() == at {
-                return Ok((pointer, found.owner()));
+                return Ok((pointer, owner, buf));
             }
-            doubtful.get_or_insert((pointer, found.owner()));
+            doubtful.get_or_insert((pointer, owner));
         }
         match (doubtful, failed) {
             // Reading it says what is wrong with it.
-            (Some(found), _) => Ok(found),
+            (Some((pointer, owner)), _) => Ok((pointer, owner, buf)),
             (None, Some(e)) => Err(e.into()),
             (None, None) => Err(Error::corrupt(Place::block(at), "the block has no copy")),
         }
@@ -220,6 +265,7 @@ impl NodeStore {
             && check_node(bytes, &self.expect(ptr, owner, bytes)).is_ok();
         good.then(|| {
             self.stats.reads.fetch_add(1, Ordering::Relaxed);
+            self.stats.transfers.fetch_add(1, Ordering::Relaxed);
             buf
         })
     }
@@ -243,6 +289,7 @@ impl NodeStore {
 
     fn read(&self, ptr: &Pointer, owner: TreeId) -> Result<Arc<[u8]>> {
         self.stats.reads.fetch_add(1, Ordering::Relaxed);
+        self.stats.transfers.fetch_add(1, Ordering::Relaxed);
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
         let copies = self.reader.copies(ptr.at).max(1);
@@ -295,4 +342,11 @@ impl NodeStore {
     pub(crate) fn buffer(&self) -> Arc<[u8]> {
         std::iter::repeat_n(0u8, self.format.nodesize as usize).collect()
     }
+}
+
+/// What a block says of itself: a pointer to it, and its owner.
+fn of_itself(at: Logical, bytes: &[u8]) -> (Pointer, TreeId) {
+    let found = NodeView(bytes);
+    let (generation, level) = (found.generation(), found.level());
+    (Pointer { at, generation, level, first_key: None }, found.owner())
 }

@@ -107,6 +107,12 @@ impl<'a> Strip<'a> {
         Place { stripes: spot.first..spot.first + self.layout.mirrors(), offset, run }
     }
 
+    /// The elements of a row with different data.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.layout.columns()
+    }
+
     /// Is there parity?
     #[must_use]
     pub fn has_parity(&self) -> bool {

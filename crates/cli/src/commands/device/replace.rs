@@ -5,21 +5,17 @@
 
 use crate::failure::usage;
 use crate::image::{Access, Image, allow_degraded};
-use crate::interrupt::Interrupt;
 use crate::jobs::ReplaceOrder;
 use crate::on_mount::replace::{Replaced, number_of, open_target};
+use crate::watched::watched;
 use crate::{print, size};
 use anyhow::{anyhow, bail};
-use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar};
 use larder_format::DeviceId;
 use larder_fs::{ReplaceControl, ReplaceOptions, ReplaceSource, ReplaceStatus, Replacing};
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How often a line of progress is drawn anew.
-const TICK: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -140,7 +136,7 @@ fn resume(args: &Args, at: &Path) -> anyhow::Result<()> {
         return watch(args, &replaced, state, at);
     }
     let image = Image::open(at, Access::Write, None)?;
-    let state = watched(|control| image.fs.resume_replacement(control));
+    let state = here(|control| image.fs.resume_replacement(control));
     image.close()?;
     conclude(args, &state?, at)
 }
@@ -157,7 +153,7 @@ fn replace(args: &Args, source: &Path, target: &Path, at: &Path) -> anyhow::Resu
     let read = if args.avoid_source { ReplaceSource::Avoid } else { ReplaceSource::Use };
     let options = ReplaceOptions { source: DeviceId(source), read };
     let device = Arc::new(device);
-    let state = watched(|control| image.fs.replace_device(options, device, control));
+    let state = here(|control| image.fs.replace_device(options, device, control));
     image.close()?;
     conclude(args, &state?, at)
 }
@@ -173,35 +169,23 @@ fn watch(args: &Args, replaced: &Replaced, state: Replacing, at: &Path) -> anyho
             "The device is being replaced: `larder device replace --status {shown}` shows how far"
         ));
     }
-    let bar = progress_bar();
+    let bar = print::progress_to_the_end();
     let state = replaced.wait_for_the_end(state, &|now| show_progress(&bar, now))?;
     bar.finish_and_clear();
     conclude(args, &state, at)
 }
 
-/// Does it while a line shows how far it is. A signal suspends it.
-fn watched(
+/// Does it in this process. A signal suspends it. What came of it is in the state.
+fn here(
     work: impl FnOnce(&ReplaceControl) -> larder_fs::Result<()> + Send,
 ) -> anyhow::Result<Replacing> {
-    let interrupt = Interrupt::watch();
-    let bar = progress_bar();
     let control = ReplaceControl::default();
-    let asked = std::thread::scope(|threads| {
-        let running = threads.spawn(|| work(&control));
-        let mut asked = Ok(());
-        while asked.is_ok() && !running.is_finished() {
-            show_progress(&bar, &control.state());
-            asked = interrupt.wait(TICK);
-        }
-        if asked.is_err() {
-            control.suspend();
-        }
-        // What came of it is in the state.
-        let _ = running.join().unwrap_or_else(|e| std::panic::resume_unwind(e));
-        asked
-    });
-    bar.finish_and_clear();
-    asked?;
+    let _in_the_state = watched(
+        &print::progress_to_the_end(),
+        || work(&control),
+        |bar| show_progress(bar, &control.state()),
+        || control.suspend(),
+    )?;
     Ok(control.state())
 }
 
@@ -214,18 +198,6 @@ fn conclude(args: &Args, state: &Replacing, at: &Path) -> anyhow::Result<()> {
         (ReplaceStatus::Suspended, Some(why)) => Err(anyhow!("{}: {why}", print::path(at))),
         _ => show(args.json, state),
     }
-}
-
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(0);
-    let template = "{spinner} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn show_progress(bar: &ProgressBar, state: &Replacing) {

@@ -132,13 +132,13 @@ impl Allocator {
     /// what is promised without this group? The device space that is free now may go to a chunk
     /// that is of no use to it.
     pub(crate) fn commit_can_do_without(&self, group: &BlockGroup, newest: Generation) -> bool {
-        if group.kind() != SpaceKind::Metadata {
+        let has_metadata = |g: &BlockGroup| g.flags().contains(BlockGroupFlags::METADATA);
+        if !has_metadata(group) {
             return true;
         }
         let all = self.groups.all();
-        let others = all.iter().filter(|g| g.kind() == SpaceKind::Metadata);
-        let usable = others
-            .filter(|g| g.run() != group.run() && !g.is_read_only() && g.created_in() <= newest);
+        let others = all.iter().filter(|g| has_metadata(g) && g.run() != group.run());
+        let usable = others.filter(|g| !g.is_read_only() && g.created_in() <= newest);
         let free: u64 = usable.map(|g| g.usage().free).sum();
         free >= self.accounts.figures(SpaceKind::Metadata).reserved
     }
