@@ -17,7 +17,9 @@ use larder_format::{Generation, Logical, ObjectId, TreeId};
 use std::collections::{HashMap, HashSet};
 
 /// Notes of a batch at most, apart from those of its first extent.
-const NOTES: usize = 50_000;
+const NOTES: usize = 100_000;
+/// Blocks of a batch at most.
+const BLOCKS: usize = 2048;
 /// Notes that moving an item takes, and copies of blocks on the way to it.
 const OF_AN_ITEM: usize = 8;
 /// Users of one extent in a batch at most.
@@ -107,6 +109,14 @@ impl Plan {
     }
 }
 
+/// A list of extents.
+#[derive(Clone, Copy)]
+pub(super) struct List<'a> {
+    pub(super) extents: &'a [Extent],
+    /// The transaction of the extent tree that it is from.
+    pub(super) base: Generation,
+}
+
 /// Moves the first extents of a list: blocks, or data. Returns how many were dealt with.
 /// `half_moved` is the extent of which the last batch has moved some users, and then the one of
 /// which this batch has.
@@ -115,19 +125,20 @@ impl Plan {
 /// Reading, corruption, no space; the device; `ReadOnly`.
 pub(super) fn move_some(
     core: &Core,
-    list: &[Extent],
+    List { extents: list, base }: List<'_>,
     half_moved: &mut Option<HalfMoved>,
 ) -> Result<usize> {
     // Looked at twice. The first time reads what is needed, and says what has to be reserved: the
-    // second time there is a handle, and a seal waits for it.
-    let (hows, cost) = {
+    // second time there is a handle, and a seal waits for it. Mostly nothing has changed until
+    // then.
+    let (plan, cost, earlier) = {
         let mut survey = Survey::new(core);
         let plan = Plan::of(&mut survey, list)?;
         let cost = plan.cost(&mut survey)?;
-        (plan.hows, cost)
+        (plan, cost, survey.remember())
     };
-    let list = &list[..hows.len()];
-    let mut copies = Copies::make(core, list, &hows, half_moved.as_ref())?;
+    let list = &list[..plan.hows.len()];
+    let mut copies = Copies::make(core, list, &plan.hows, half_moved.as_ref())?;
     let _shared = core.shared_blocks.lock();
     let mut h = match begin(core, cost) {
         Ok(h) => h,
@@ -145,9 +156,14 @@ pub(super) fn move_some(
         copies.go_on_with(half);
     }
     let is_old = fault!(core.options.tuning, RelocationOldUsers);
-    let list = if is_old { list.to_vec() } else { survey.as_now(list)? };
+    let (list, plan) = if survey.base() == base && survey.recall(earlier)? {
+        (list.to_vec(), plan)
+    } else {
+        let list = if is_old { list.to_vec() } else { survey.as_now(list)? };
+        let plan = Plan::of(&mut survey, &list)?;
+        (list, plan)
+    };
     let list = &list[..];
-    let plan = Plan::of(&mut survey, list)?;
     carry_out(core, &mut h, &mut survey, (plan, list), &copies)?;
     let last = list.last().filter(|extent| extent.is_part).map(|extent| extent.run.start);
     let copied = last.and_then(|from| Some((from, copies.copy_of(from)?)));
@@ -231,12 +247,15 @@ fn move_item(
     }
 }
 
-/// Data extents that may be in one batch: so much data is copied before it is joined.
+/// Extents that may be in one batch: so much data is copied before it is joined.
 pub(super) fn first_batch(list: &[Extent], bytes: u64) -> usize {
-    let mut total = 0;
+    let (mut total, mut blocks) = (0, 0);
     let fits = |extent: &&Extent| {
-        total += if extent.is_data { extent.run.len } else { 0 };
-        total <= bytes
+        match extent.is_data {
+            true => total += extent.run.len,
+            false => blocks += 1,
+        }
+        total <= bytes && blocks <= BLOCKS
     };
     list.iter().take_while(fits).count().max(1)
 }

@@ -30,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::space::alloc::ChunkOutcome;
 use crate::space::groups::BlockGroup;
 use crate::space::{Run, SpaceKind};
+use batch::List;
 use larder_format::items::BlockGroupFlags;
 use larder_format::{Generation, Logical};
 use std::collections::VecDeque;
@@ -38,9 +39,9 @@ use std::sync::Arc;
 use survey::{Extent, Survey};
 
 /// Extents that are listed at once.
-const LISTED: usize = 2048;
+const LISTED: usize = 4096;
 /// Bytes of data of one batch, apart from its first extent.
-const BATCH: u64 = 32 << 20;
+const BATCH: u64 = 64 << 20;
 /// Passes in which nothing moves before it is given up, and times that closing a group is tried
 /// again.
 const PATIENCE: u32 = 4;
@@ -240,19 +241,21 @@ fn pass(
     let (mut rest, mut most) = (Some(run), usize::MAX);
     while let Some(left) = rest {
         // What moves changes references of other extents, too. So each batch has a new list.
-        let mut list = Survey::new(core).list(left, LISTED)?;
+        let survey = Survey::new(core);
+        let (mut list, base) = (survey.list(left, LISTED)?, survey.base());
+        drop(survey);
         read_ahead(core, &list);
         let is_large = |extent: &Extent| extent.is_data && extent.refs.len() > batch::USERS;
         if list.first().is_some_and(is_large) {
             let extent = list.swap_remove(0);
             rest = Run::between(extent.run.end(), run.end());
-            if move_parts(core, extent.parts(batch::USERS), watch)?.is_break() {
+            if move_parts(core, extent.parts(batch::USERS), base, watch)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             continue;
         }
         list.truncate(list.iter().position(is_large).unwrap_or(list.len()));
-        rest = match move_first(core, &list, &mut most, watch)? {
+        rest = match move_first(core, List { extents: &list, base }, &mut most, watch)? {
             ControlFlow::Break(()) => return Ok(ControlFlow::Break(())),
             ControlFlow::Continue(last) => last.and_then(|l| Run::between(l.end(), run.end())),
         };
@@ -270,13 +273,13 @@ fn read_ahead(core: &Core, list: &[Extent]) {
 /// Moves the first extents of a list in one batch, `most` at most. Returns the last of them.
 fn move_first(
     core: &Core,
-    list: &[Extent],
+    List { extents: list, base }: List<'_>,
     most: &mut usize,
     watch: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<ControlFlow<(), Option<Run>>> {
     let mut some = &list[..batch::first_batch(list, BATCH).min(list.len()).min(*most)];
     while let Some(first) = some.first() {
-        match batch::move_some(core, some, &mut None) {
+        match batch::move_some(core, List { extents: some, base }, &mut None) {
             Ok(moved) => {
                 *most = some.len().saturating_mul(2);
                 let last = some[..moved.max(1)].last().map(|extent| extent.run);
@@ -286,7 +289,7 @@ fn move_first(
             Err(Error::NoSpace) if some.len() > 1 => some = &some[..some.len() / 2],
             Err(Error::NoSpace) if first.is_data && first.refs.len() > 1 => {
                 let half = first.refs.len().div_ceil(2);
-                let moved = move_parts(core, first.clone().parts(half), watch)?;
+                let moved = move_parts(core, first.clone().parts(half), base, watch)?;
                 return Ok(moved.map_continue(|()| Some(first.run)));
             }
             Err(e) => return Err(e),
@@ -300,12 +303,14 @@ fn move_first(
 fn move_parts(
     core: &Core,
     parts: Vec<Extent>,
+    base: Generation,
     watch: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
     let mut half_moved = None;
     let mut parts = VecDeque::from(parts);
     while let Some(part) = parts.pop_front() {
-        match batch::move_some(core, std::slice::from_ref(&part), &mut half_moved) {
+        let list = List { extents: std::slice::from_ref(&part), base };
+        match batch::move_some(core, list, &mut half_moved) {
             Ok(_) => {}
             Err(Error::NoSpace) if part.refs.len() > 1 => {
                 let half = part.refs.len().div_ceil(2);

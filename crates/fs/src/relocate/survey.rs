@@ -14,7 +14,7 @@
 use crate::engine::{Core, Subvolume};
 use crate::error::{Error, Place, Result};
 use crate::space::{Run, extent_tree};
-use crate::tree::{Epoch, Node, OnPath, Version, child_pointer, child_slot};
+use crate::tree::{Epoch, Node, OnPath, Root, Version, child_pointer, child_slot};
 use larder_format::items::keys::extent_data_key;
 use larder_format::items::{Compression, ExtentFlags, ExtentItem, ExtentKind, ExtentRecord};
 use larder_format::items::{ExtentRef, FileExtent, parse_keyed_refs};
@@ -141,9 +141,26 @@ pub(super) struct Survey<'a> {
     /// The transaction of the published extent tree.
     base: Generation,
     trees: HashMap<TreeId, Option<Seen>>,
+    found: Found,
+}
+
+/// What a survey has found out.
+#[derive(Debug, Default)]
+struct Found {
     blocks: HashMap<Logical, Arc<Block>>,
     owners: HashMap<Logical, Owner>,
     leaves: HashMap<Logical, Arc<ItemsByExtent>>,
+}
+
+/// What is left of a survey that is over: what it has found out, and of what. It keeps no space
+/// from being used.
+#[derive(Debug)]
+pub(super) struct Remembered {
+    base: Generation,
+    /// The roots of the subvolumes that it looked at. A root in memory that is known here does not
+    /// change any more: an edit makes a new one.
+    roots: HashMap<TreeId, Option<Root>>,
+    found: Found,
 }
 
 impl<'a> Survey<'a> {
@@ -152,16 +169,43 @@ impl<'a> Survey<'a> {
         let (base, root) = core.txns.with_view(|v| (v.base, v.extent_root.clone()));
         let (tree, store) = (ObjectId::EXTENT_TREE, core.store.clone());
         let extents = Version { tree, root, store, epoch: epoch.clone() };
-        Self {
-            core,
-            epoch,
-            extents,
-            base,
-            trees: HashMap::new(),
-            blocks: HashMap::new(),
-            owners: HashMap::new(),
-            leaves: HashMap::new(),
+        Self { core, epoch, extents, base, trees: HashMap::new(), found: Found::default() }
+    }
+
+    /// The transaction of the published extent tree.
+    pub(super) fn base(&self) -> Generation {
+        self.base
+    }
+
+    /// Ends it, and keeps what it has found out.
+    pub(super) fn remember(self) -> Remembered {
+        let root = |seen: Option<Seen>| seen.map(|(_, version)| version.root);
+        let roots = self.trees.into_iter().map(|(id, seen)| (id, root(seen))).collect();
+        Remembered { base: self.base, roots, found: self.found }
+    }
+
+    /// Takes over what an earlier survey has found out, if nothing that it looked at has changed
+    /// since then. Says whether that is so.
+    ///
+    /// # Errors
+    /// As [`Self::tree`].
+    pub(super) fn recall(&mut self, earlier: Remembered) -> Result<bool> {
+        if earlier.base != self.base {
+            return Ok(false);
         }
+        for (id, then) in earlier.roots {
+            let now = self.tree(id)?.map(|(_, version)| &version.root);
+            let is_same = match (&then, now) {
+                (None, None) => true,
+                (Some(then), Some(now)) => then.is(now),
+                _ => false,
+            };
+            if !is_same {
+                return Ok(false);
+            }
+        }
+        self.found = earlier.found;
+        Ok(true)
     }
 
     /// The first extents of a run, so many at most. There are fewer if they have very many users.
@@ -258,7 +302,7 @@ impl<'a> Survey<'a> {
     /// # Errors
     /// Reading or corruption.
     pub(super) fn block(&mut self, at: Logical) -> Result<Option<Arc<Block>>> {
-        if let Some(block) = self.blocks.get(&at) {
+        if let Some(block) = self.found.blocks.get(&at) {
             return Ok(Some(block.clone()));
         }
         let one = Run::new(at, u64::from(self.core.nodesize()));
@@ -276,7 +320,7 @@ impl<'a> Survey<'a> {
             });
         }
         let block = Arc::new(Block { node, count: extent.count, above });
-        self.blocks.insert(at, block.clone());
+        self.found.blocks.insert(at, block.clone());
         Ok(Some(block))
     }
 
@@ -312,7 +356,7 @@ impl<'a> Survey<'a> {
     /// # Errors
     /// Reading or corruption.
     pub(super) fn owner(&mut self, at: Logical) -> Result<Owner> {
-        if let Some(owner) = self.owners.get(&at) {
+        if let Some(owner) = self.found.owners.get(&at) {
             return Ok(*owner);
         }
         let owner = match self.block(at)? {
@@ -328,7 +372,7 @@ impl<'a> Survey<'a> {
                 }
             },
         };
-        self.owners.insert(at, owner);
+        self.found.owners.insert(at, owner);
         Ok(owner)
     }
 
@@ -431,7 +475,7 @@ impl<'a> Survey<'a> {
 
     /// The items of a leaf that refer to data.
     fn items_by_extent(&mut self, leaf: Logical) -> Result<Option<Arc<ItemsByExtent>>> {
-        if let Some(items) = self.leaves.get(&leaf) {
+        if let Some(items) = self.found.leaves.get(&leaf) {
             return Ok(Some(items.clone()));
         }
         let Some(block) = self.block(leaf)? else { return Ok(None) };
@@ -444,7 +488,7 @@ impl<'a> Survey<'a> {
             }
         }
         let items = Arc::new(items);
-        self.leaves.insert(leaf, items.clone());
+        self.found.leaves.insert(leaf, items.clone());
         Ok(Some(items))
     }
 

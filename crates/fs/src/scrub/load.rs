@@ -1,4 +1,5 @@
-//! How a strip is read: what is allocated, from all of its devices at the same time.
+//! How a strip is read: first what is known of it, then what is allocated, from all of its devices
+//! at the same time.
 //!
 //! Devices are read from front to back in few long transfers, so short gaps are read as well. What
 //! a device refuses is read again sector by sector, since one bad sector makes a long transfer
@@ -92,16 +93,25 @@ impl Copy {
     }
 }
 
-/// Reads a strip, into buffers of an earlier one. `None`: nothing is allocated there.
+/// A strip of which it is known what it holds.
+#[derive(Debug)]
+pub(super) struct Known<'a> {
+    strip: Strip<'a>,
+    view: View,
+    content: Content,
+    /// Which sectors of each stripe are wanted.
+    wanted: Vec<Vec<bool>>,
+}
+
+/// Finds out what a strip holds. `None`: nothing is allocated there.
 ///
 /// # Errors
 /// Those of the extent tree and the checksum tree; `Busy` when the scrub has to end.
-pub(super) fn load<'a>(
+pub(super) fn look<'a>(
     core: &Core,
     control: &ScrubControl,
     strip: Strip<'a>,
-    buffers: &mut Vec<Buffer>,
-) -> Result<Option<Loaded<'a>>> {
+) -> Result<Option<Known<'a>>> {
     control.wait_for_turn()?;
     let view = View::new(core);
     let content = Content::of(core, &view, &strip.addresses())?;
@@ -111,19 +121,32 @@ pub(super) fn load<'a>(
     let wanted = wanted(&strip, &content);
     let bytes = |wanted: &Vec<bool>| SECTOR * wanted.iter().filter(|w| **w).count() as u64;
     control.spend(wanted.iter().map(bytes).sum());
-    let stripes = strip.chunk().stripes.iter();
-    let copies = stripes.map(|stripe| {
-        let mut bytes = buffers.pop().unwrap_or_default();
-        bytes.resize(index(strip.len()));
-        Copy {
-            is_here: core.volume.takes_writes(stripe.device),
-            bytes,
-            unreadable: BTreeSet::new(),
-        }
-    });
-    let mut loaded = Loaded { strip, view, content, copies: copies.collect() };
-    read_all(core, control, &mut loaded, &wanted);
-    Ok(Some(loaded))
+    Ok(Some(Known { strip, view, content, wanted }))
+}
+
+impl<'a> Known<'a> {
+    /// Reads it, into buffers of earlier strips.
+    pub(super) fn read(
+        self,
+        core: &Core,
+        control: &ScrubControl,
+        mut buffer: impl FnMut() -> Option<Buffer>,
+    ) -> Loaded<'a> {
+        let Self { strip, view, content, wanted } = self;
+        let stripes = strip.chunk().stripes.iter();
+        let copies = stripes.map(|stripe| {
+            let mut bytes = buffer().unwrap_or_default();
+            bytes.resize(index(strip.len()));
+            Copy {
+                is_here: core.volume.takes_writes(stripe.device),
+                bytes,
+                unreadable: BTreeSet::new(),
+            }
+        });
+        let mut loaded = Loaded { strip, view, content, copies: copies.collect() };
+        read_all(core, control, &mut loaded, &wanted);
+        loaded
+    }
 }
 
 /// Which sectors of each stripe are wanted. With parity, all of a row's sector.

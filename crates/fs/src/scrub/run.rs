@@ -1,11 +1,12 @@
 //! In which order chunks are read, and on which threads.
 //!
 //! Chunks whose devices are different are read at the same time, so that every device is busy.
-//! Within a chunk the next strip is read while one is judged. A chunk that comes while a scrub is
+//! Within a chunk strips go through three hands, so that a device is idle between none of them: one
+//! looks up what a strip holds, one reads it, one judges it. A chunk that comes while a scrub is
 //! under way is new, and is left to the next scrub.
 
 use super::control::ScrubControl;
-use super::load::{Buffer, Loaded, load};
+use super::load::{Buffer, Known, Loaded, look};
 use super::report::{ScrubOptions, ScrubState};
 use super::{mend, rows, supers};
 use crate::engine::Core;
@@ -15,6 +16,7 @@ use larder_format::DeviceId;
 use larder_volume::{MappedChunk, Strip};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -27,14 +29,14 @@ const MOST_WORKERS: usize = 16;
 /// The state is offered for keeping this often.
 const EACH: Duration = Duration::from_secs(2);
 
-/// What a worker reads with.
-#[derive(Default)]
-struct Reader {
-    /// Those of strips that were judged.
-    buffers: Vec<Buffer>,
-    /// How long the last piece took, if the devices have not been left to others since.
-    took: Duration,
-}
+/// Strips that wait for the next hand at most.
+const WAITING: usize = 1;
+
+/// A strip, and whether others use the devices, who come first.
+type Looked<'c> = (Known<'c>, bool);
+
+/// Buffers of strips that were judged: into it, and out of it.
+type Buffers = (Sender<Buffer>, Receiver<Buffer>);
 
 /// What the workers share.
 struct Job<'a> {
@@ -153,9 +155,9 @@ fn scrub(
 impl Job<'_> {
     /// Scrubs chunks until none is left.
     fn work(&self) {
-        let mut reader = Reader::default();
+        let mut buffers = mpsc::channel();
         while let Some(chunk) = self.next() {
-            let result = self.chunk(&chunk, &mut reader);
+            let result = self.chunk(&chunk, &mut buffers);
             let mut queue = self.queue.lock();
             queue.busy.retain(|id| !chunk.stripes.iter().any(|s| s.device == *id));
             if let Err(error) = result {
@@ -186,24 +188,22 @@ impl Job<'_> {
     }
 
     /// Scrubs a chunk, from where an earlier run left it.
-    fn chunk(&self, chunk: &MappedChunk, reader: &mut Reader) -> Result<()> {
+    fn chunk(&self, chunk: &MappedChunk, (spare, buffers): &mut Buffers) -> Result<()> {
         let start = chunk.start.0;
         let from = self.control.with(|state| state.positions.get(&start).copied().unwrap_or(0));
-        let mut read = self.read_from(chunk, from, reader)?;
-        while let Some((mut loaded, next)) = read {
-            let (judged, ahead) = thread::scope(|scope| {
-                let ahead = scope.spawn(|| self.read_from(chunk, next, reader));
-                let judged = mend::judge(self.core, self.control, self.options, &mut loaded)
-                    .and_then(|mut judged| rows::judge(&mut judged));
-                (judged, ahead.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
-            });
-            judged?;
-            reader.buffers.extend(loaded.copies.into_iter().map(|copy| copy.bytes));
-            self.control.with(|state| state.positions.insert(start, next));
-            self.tell();
-            // A scrub that ends here has what was judged.
-            read = ahead?;
-        }
+        thread::scope(|scope| {
+            let (to_reader, looked) = mpsc::sync_channel(WAITING);
+            let (to_judge, read) = mpsc::sync_channel(WAITING);
+            let looks = scope.spawn(move || self.look(chunk, from, &to_reader));
+            let reads = scope.spawn(move || self.read(&looked, &to_judge, buffers));
+            // A hand that ends lets go of its channels, and so the others end.
+            let judged = read.into_iter().try_for_each(|loaded| self.judge(loaded, start, spare));
+            for hand in [looks, reads] {
+                // A scrub that ends here has what was judged.
+                hand.join().unwrap_or_else(|e| std::panic::resume_unwind(e))?;
+            }
+            judged
+        })?;
         self.control.with(|state| {
             state.positions.remove(&start);
             state.chunks.insert(start);
@@ -211,35 +211,67 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Reads the next strip with anything in it. Also where the one behind it begins.
-    fn read_from<'c>(
+    /// Looks up what the strips hold, one after the other.
+    fn look<'c>(
         &self,
         chunk: &'c MappedChunk,
-        from: u64,
-        reader: &mut Reader,
-    ) -> Result<Option<(Loaded<'c>, u64)>> {
-        let mut from = from;
+        mut from: u64,
+        to: &SyncSender<Looked<'c>>,
+    ) -> Result<()> {
         loop {
             let nodes = nodes_read(self.core);
             let others_work = self.control.others_work(&self.core.volume, nodes);
-            if others_work {
-                self.control.rest(std::mem::take(&mut reader.took))?;
-            }
             let len = if others_work { SHORT_STRIP } else { STRIP };
             // A chunk that is gone held nothing any more.
             let is_there = self.core.volume.map().chunk_at(chunk.start).as_ref() == Some(chunk);
             let Some(strip): Option<Strip<'c>> = chunk.strip(from..from + len).filter(|_| is_there)
             else {
-                return Ok(None);
+                return Ok(());
             };
             from = strip.end();
-            let begin = Instant::now();
-            let loaded = load(self.core, self.control, strip, &mut reader.buffers)?;
-            reader.took = begin.elapsed();
-            if let Some(loaded) = loaded {
-                return Ok(Some((loaded, from)));
+            if let Some(known) = look(self.core, self.control, strip)?
+                && to.send((known, others_work)).is_err()
+            {
+                return Ok(());
             }
         }
+    }
+
+    /// Reads strips.
+    fn read<'c>(
+        &self,
+        looked: &Receiver<Looked<'c>>,
+        to: &SyncSender<Loaded<'c>>,
+        buffers: &Receiver<Buffer>,
+    ) -> Result<()> {
+        // How long the last piece took, if the devices have not been left to others since.
+        let mut took = Duration::ZERO;
+        for (known, others_work) in looked {
+            if others_work {
+                self.control.rest(std::mem::take(&mut took))?;
+            }
+            let begin = Instant::now();
+            let loaded = known.read(self.core, self.control, || buffers.try_recv().ok());
+            took = begin.elapsed();
+            if to.send(loaded).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges a strip of the chunk that begins at `start`.
+    fn judge(&self, mut loaded: Loaded<'_>, start: u64, spare: &Sender<Buffer>) -> Result<()> {
+        let end = loaded.strip.end();
+        mend::judge(self.core, self.control, self.options, &mut loaded)
+            .and_then(|mut judged| rows::judge(&mut judged))?;
+        for copy in loaded.copies {
+            // The reader is there as long as the worker is.
+            let _ = spare.send(copy.bytes);
+        }
+        self.control.with(|state| state.positions.insert(start, end));
+        self.tell();
+        Ok(())
     }
 
     /// Offers the state for keeping, now and then.

@@ -97,6 +97,18 @@ pub(crate) struct Root {
     pub(crate) node: Option<Arc<Node>>,
 }
 
+impl Root {
+    /// Is it the root of the same version of a tree?
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        let same_node = match (&self.node, &other.node) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        same_node && self.ptr == other.ptr
+    }
+}
+
 /// An item: its key, and the leaf that holds its data.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
