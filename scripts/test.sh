@@ -62,8 +62,8 @@ fi
 demo() {
     local dir status
     dir=$(mktemp -d)
-    make --no-print-directory run PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee "$dir/out" &&
-        make --no-print-directory stop PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee -a "$dir/out" &&
+    timeout "$HANGING" make --no-print-directory run PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee "$dir/out" &&
+        timeout "$HANGING" make --no-print-directory stop PROFILE=dev IMAGE="$dir/demo.img" MNT="$dir/mnt" | tee -a "$dir/out" &&
         grep -qE '[oi]n it: .*hello.txt' "$dir/out" &&
         grep -qE 'durable: [0-9.]+ ms by fsync, [0-9.]+ ms by a commit|^No mount: ' "$dir/out" &&
         grep -q '^larder check: no errors' "$dir/out" &&

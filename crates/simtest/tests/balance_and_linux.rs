@@ -7,6 +7,7 @@ use larder_simtest::oracle::{
 };
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 const NEEDS: [Need; 3] = [Need::MkfsBtrfs, Need::BtrfsProgs, Need::KernelBtrfs];
@@ -116,4 +117,61 @@ fn linux_goes_on_with_what_was_paused_here() {
     let raid1 = Profile::Raid1;
     assert_eq!(profiles(&fs), [("Data", raid1), ("Metadata", raid1), ("System", raid1)]);
     fs.close().unwrap();
+}
+
+/// Has Linux begin a conversion to RAID1, and pause it before it is done.
+fn pause_on_linux(set: &DeviceSet) {
+    let mount = set.mount("").unwrap();
+    let path = mount.path().to_str().unwrap();
+    // It may be done before it is told to pause. Then it moves everything once more.
+    let paused = (0..20).any(|_| {
+        let to = ["balance", "start", "-dconvert=raid1", "-mconvert=raid1", path];
+        let mut running =
+            Command::new("btrfs").args(to).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let running = running.as_mut().unwrap();
+        let is_over = |running: &mut Child| running.try_wait().unwrap().is_some();
+        let mut paused = false;
+        while !paused && !is_over(running) {
+            paused = btrfs(&["balance", "pause", path]).is_ok();
+        }
+        running.wait().unwrap();
+        let mut status = Command::new("btrfs");
+        let said = status.args(["balance", "status", path]).output().unwrap().stdout;
+        paused && String::from_utf8_lossy(&said).contains("paused")
+    });
+    assert!(paused, "Linux was never told in time");
+    mount.unmount_clean().unwrap();
+}
+
+#[test]
+fn what_linux_has_paused_goes_on_here() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let set = made(dir.path());
+    let before = shown_by_linux(&set);
+    pause_on_linux(&set);
+    let fs = open(&set);
+    let unfinished = fs.unfinished_balance().unwrap().expect("the item of a paused balance");
+    let data = unfinished.data.expect("filters for data").to_string();
+    assert!(data.contains("convert=raid1"), "{data}");
+    let control = BalanceControl::new();
+    fs.resume_balance(&control).unwrap();
+    let state = control.state();
+    assert_eq!((state.status, state.left), (BalanceStatus::Finished, 0), "{state:?}");
+    let raid1 = Profile::Raid1;
+    assert_eq!(profiles(&fs), [("Data", raid1), ("Metadata", raid1), ("System", raid1)]);
+    fs.close().unwrap();
+    drop(fs);
+    is_sound(&set, "resumed here");
+    let mount = set.mount("").unwrap();
+    let status = btrfs(&["balance", "status", mount.path().to_str().unwrap()]);
+    assert!(status.unwrap().contains("No balance found"));
+    std::fs::write(mount.join("by Linux"), vec![7; 3_000_000]).unwrap();
+    mount.sync().unwrap();
+    std::fs::remove_file(mount.join("by Linux")).unwrap();
+    mount.unmount_clean().unwrap();
+    is_sound(&set, "written by Linux");
+    assert_eq!(before.differences(&shown_by_linux(&set), Aspects::same_image()), []);
 }
