@@ -503,6 +503,7 @@ pub(crate) const HOUSES: &[House] = &[
         rooms: Upwards(&[
             "error",
             "tuning",
+            "side_by_side",
             "api",
             "hash",
             "sectors",

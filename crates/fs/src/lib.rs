@@ -81,7 +81,7 @@ mod tree;
 #[doc(hidden)]
 pub use base::watch;
 pub use base::{api, error};
-use base::{budget, completion, hash, lock, tuning};
+use base::{budget, completion, hash, lock, side_by_side, tuning};
 
 pub use api::*;
 pub use balance::{

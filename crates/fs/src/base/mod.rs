@@ -7,6 +7,7 @@
 //! | `completion` | how a caller learns that something has come to its end |
 //! | `hash` | how numbers are looked up fast |
 //! | `lock`, `logging`, [`watch`] | the order of locks, how it is checked; what must not happen |
+//! | `side_by_side` | work on many things by a few threads |
 //! | `sectors` | where sectors of a file begin and end |
 //! | `budget` | how the cache size is divided |
 //! | `tuning` | what tests and benchmarks make the engine do otherwise; `fault!` |
@@ -25,4 +26,5 @@ pub(crate) mod hash;
 pub(crate) mod lock;
 pub(crate) mod logging;
 pub(crate) mod sectors;
+pub(crate) mod side_by_side;
 pub mod watch;

@@ -10,14 +10,13 @@ use super::plan::{Piece, What, pieces};
 use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::scrub::content::{Content, View};
+use crate::side_by_side::side_by_side;
 use larder_format::{DeviceId, Physical};
 use larder_volume::{Device, MappedChunk, Strip, Stripe, VolumeError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 /// Bytes of the device that are looked at together.
-const STRIP: u64 = 8 << 20;
+const STRIP: u64 = 32 << 20;
 /// Pieces that are copied at the same time.
 const WORKERS: usize = 4;
 
@@ -103,24 +102,9 @@ impl Copying<'_> {
         let is_old = !volume.takes_writes(source) || volume.behind().contains(&source);
         let avoid = self.avoid || is_old;
         let gather = Gather { core, strip, content: &content, source, avoid };
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.piece(&gather, stripe, piece)?;
-            }
-            Ok(())
-        };
-        let workers = WORKERS.min(pieces.len());
-        let results: Vec<Result<()>> = thread::scope(|scope| {
-            let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
-            let mine = work();
-            let join = |t: thread::ScopedJoinHandle<'_, _>| {
-                t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            others.into_iter().map(join).chain([mine]).collect()
-        });
+        side_by_side(&pieces, WORKERS, |piece| self.piece(&gather, stripe, piece))?;
         drop(view);
-        results.into_iter().collect()
+        Ok(())
     }
 
     fn piece(&self, gather: &Gather<'_>, stripe: usize, piece: &Piece) -> Result<()> {
