@@ -10,7 +10,6 @@ use super::read;
 use super::sums::View;
 use crate::engine::{Core, Inode};
 use crate::error::Result;
-use crate::side_by_side::side_by_side;
 use crate::space::Run;
 use crate::transaction::Handle;
 use larder_format::items::{ExtentRecord, ExtentRef};
@@ -19,9 +18,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 /// Bytes that are copied at once.
-const PIECE: u64 = 1 << 20;
-/// Pieces that are copied at the same time, so that the device always has something to do.
-const COPIERS: usize = 4;
+const PIECE: u64 = 4 << 20;
 
 /// Checksums, by the address of the first sector.
 pub(crate) type Sums = Vec<(Logical, Vec<u8>)>;
@@ -34,52 +31,29 @@ pub(crate) type Sums = Vec<(Logical, Vec<u8>)>;
 /// `Corrupt` for a sector that matches its checksum in no copy; the device.
 pub(crate) fn copy_extents(core: &Core, extents: &[Run], to: Run) -> Result<Sums> {
     let view = View::new(core);
-    let pieces = cut(core, extents, to);
-    let sums = side_by_side(&pieces, COPIERS, |piece| copy_piece(core, &view, piece))?;
-    core.flushes.written();
-    Ok(sums.into_iter().flatten().collect())
-}
-
-/// A part of the new place, and where its bytes are.
-struct Piece {
-    to: Run,
-    sources: Vec<Run>,
-}
-
-/// Cuts the new place of extents into pieces.
-fn cut(core: &Core, extents: &[Run], to: Run) -> Vec<Piece> {
     let stripes = core.space.groups.find(to.start).and_then(|group| group.stripes());
+    let mut sums = Vec::new();
     let mut sources = Sources { extents, done: 0 };
-    let (mut pieces, mut at) = (Vec::new(), to.start);
+    let mut at = to.start;
     while at < to.end() {
         let piece = Run::new(at, PIECE.min(to.end().0 - at.0));
         // All that lies in a row is written in one step.
         let piece = stripes.map_or(piece, |stripes| stripes.up_to_a_border(piece, to.end()));
-        let mut of_piece = Vec::new();
+        let mut bytes = vec![0; index(piece.len)];
         while at < piece.end() {
             let source = sources.next(piece.end().0 - at.0);
+            let found = view.pieces(core, source)?;
+            let part = index(at.0 - piece.start.0)..index(at.0 - piece.start.0 + source.len);
+            read::read_moving(core, &view, source, &found, &mut bytes[part])?;
+            let moved = |from: Logical| at.plus(from.0 - source.start.0);
+            sums.extend(found.into_iter().map(|(from, sum)| (moved(from), sum)));
             at = at.plus(source.len);
-            of_piece.push(source);
         }
-        pieces.push(Piece { to: piece, sources: of_piece });
+        let slices = [IoSlice::new(&bytes)];
+        core.write_fresh(&[(piece.start, &slices[..])]).pop().unwrap_or(Ok(()))?;
+        core.volume.start_writeback(piece.start, piece.len);
     }
-    pieces
-}
-
-fn copy_piece(core: &Core, view: &View, piece: &Piece) -> Result<Sums> {
-    let mut bytes = vec![0; index(piece.to.len)];
-    let (mut sums, mut at) = (Vec::new(), piece.to.start);
-    for source in &piece.sources {
-        let found = view.pieces(core, *source)?;
-        let part = index(at.0 - piece.to.start.0)..index(at.0 - piece.to.start.0 + source.len);
-        read::read_moving(core, view, *source, &found, &mut bytes[part])?;
-        let moved = |from: Logical| at.plus(from.0 - source.start.0);
-        sums.extend(found.into_iter().map(|(from, sum)| (moved(from), sum)));
-        at = at.plus(source.len);
-    }
-    let slices = [IoSlice::new(&bytes)];
-    core.write_fresh(&[(piece.to.start, &slices[..])]).pop().unwrap_or(Ok(()))?;
-    core.volume.start_writeback(piece.to.start, piece.to.len);
+    core.flushes.written();
     Ok(sums)
 }
 
