@@ -41,8 +41,14 @@ end_what_hangs &
 watcher=$!
 trap 'kill $watcher 2>/dev/null' EXIT
 
-cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log"
-[ "${PIPESTATUS[0]}" = 0 ] || cargo_failed=yes
+# Not through a pipe: whatever a test leaves behind would keep it open. A shell has what runs beside
+# it ignore Ctrl-C, and tests send such signals.
+signals=
+env --default-signal=INT true 2>/dev/null && signals="env --default-signal=INT,QUIT"
+$signals cargo test --workspace --no-fail-fast "$@" >>"$log" 2>&1 &
+cargo=$!
+tail -n +1 -f --pid=$cargo "$log"
+wait $cargo || cargo_failed=yes
 kill $watcher
 
 read -r passed failed < <(awk '
