@@ -165,6 +165,7 @@ fn what_linux_has_paused_goes_on_here() {
     fs.close().unwrap();
     drop(fs);
     is_sound(&set, "resumed here");
+    assert_eq!(before.differences(&shown_by_linux(&set), Aspects::same_image()), []);
     let mount = set.mount("").unwrap();
     let status = btrfs(&["balance", "status", mount.path().to_str().unwrap()]);
     assert!(status.unwrap().contains("No balance found"));
@@ -173,5 +174,4 @@ fn what_linux_has_paused_goes_on_here() {
     std::fs::remove_file(mount.join("by Linux")).unwrap();
     mount.unmount_clean().unwrap();
     is_sound(&set, "written by Linux");
-    assert_eq!(before.differences(&shown_by_linux(&set), Aspects::same_image()), []);
 }

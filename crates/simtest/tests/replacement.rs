@@ -265,6 +265,37 @@ fn a_missing_device_is_replaced() {
     }
 }
 
+/// As many devices are missing as the profile tolerates. Which of the rest has what one lacked is
+/// different in each row, also where neighbours on the device have neighbouring addresses.
+#[test]
+fn one_of_two_missing_devices_is_replaced() {
+    let kind = (Profile::Raid6, Profile::Raid1c3, 4, 2);
+    for (source, other) in [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)] {
+        let device = Arc::new(SimDevice::new(base(kind)).unrecorded());
+        let all = device.devices();
+        let fs = open(all[..4].to_vec());
+        populate(&fs);
+        fs.close().unwrap();
+        drop(fs);
+        let degraded = OpenOptions { degraded: true, ..options(Tuning::default()) };
+        let left = |but: &[usize]| -> Vec<Arc<dyn Device>> {
+            (1..5).filter(|n| !but.contains(n)).map(|n| all[n - 1].clone()).collect()
+        };
+        let two = left(&[source, other]);
+        let fs = Filesystem::open_devices(two.clone(), degraded.clone()).unwrap();
+        let control = ReplaceControl::default();
+        fs.replace_device(of(source as u64), all[4].clone(), &control).unwrap();
+        assert_eq!(control.state().unreadable, 0, "{source} and {other}");
+        fs.close().unwrap();
+        drop(fs);
+        // The target alone has what both had.
+        let last = [two[1].clone(), all[4].clone()].to_vec();
+        let fs = Filesystem::open_devices(last, degraded).unwrap();
+        is_populated(&fs);
+        fs.close().unwrap();
+    }
+}
+
 #[test]
 fn targets_that_will_not_do_are_refused() {
     let device = Arc::new(SimDevice::new(base(KINDS[2])).unrecorded());

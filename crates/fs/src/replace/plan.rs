@@ -1,7 +1,9 @@
 //! Which sectors of a strip are copied, and what is known of them.
 //!
 //! A stripe of a chunk is looked at sector by sector. Sectors that lie behind each other on the
-//! device, and whose addresses do so as well, are copied together.
+//! device, and whose addresses do so as well, are copied together. Where there is parity, those of
+//! two elements are not, although the last column of a row and the first of the next may be such
+//! neighbours: each row has its own ways to be read.
 
 use crate::scrub::content::{Content, SECTOR, Sector};
 use larder_format::{Logical, STRIPE_LEN};
@@ -62,7 +64,8 @@ pub(super) fn pieces(strip: &Strip<'_>, stripe: usize, content: &Content) -> Vec
                 What::Parity { row: row.clone(), which }
             }
         };
-        match pieces.last_mut() {
+        let is_border = strip.has_parity() && from.is_multiple_of(STRIPE_LEN);
+        match pieces.last_mut().filter(|_| !is_border) {
             Some(last) if last.goes_on_with(&sector, &what) => last.range.end = sector.end,
             _ => pieces.push(Piece { range: sector, what }),
         }

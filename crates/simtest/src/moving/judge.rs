@@ -37,6 +37,8 @@ pub(crate) struct MoveJudge<'a> {
     pub(crate) scene: Scene,
     /// The disk that failed meanwhile.
     pub(crate) failing: Option<usize>,
+    /// A conversion came to its end, and left chunks for which there was no room.
+    pub(crate) stayed: bool,
 }
 
 /// How a state is looked at.
@@ -198,7 +200,7 @@ impl MoveJudge<'_> {
     /// Without a balance that goes on, chunks of one type have one profile.
     fn is_remembered(&self, fs: &Filesystem) -> Result<(), String> {
         let unfinished = fs.unfinished_balance().map_err(|e| format!("the balance: {e}"))?;
-        if self.scene.moving != Moving::Convert || unfinished.is_some() {
+        if self.scene.moving != Moving::Convert || unfinished.is_some() || self.stayed {
             return Ok(());
         }
         for of in [BlockGroupFlags::DATA, BlockGroupFlags::METADATA, BlockGroupFlags::SYSTEM] {
@@ -240,6 +242,8 @@ impl MoveJudge<'_> {
         let control = BalanceControl::new();
         match fs.resume_balance(&control) {
             Err(e) if self.may_refuse(look) && is_refusal(&e) => return Ok(()),
+            // It is over, and chunks are left.
+            Err(Error::NoSpace) if self.scene.moving == Moving::Convert => return Ok(()),
             resumed => resumed.map_err(|e| format!("resuming the balance: {e}"))?,
         }
         done.resumed += 1;

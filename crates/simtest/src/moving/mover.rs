@@ -28,13 +28,17 @@ pub(crate) struct Mover<'a> {
     pub(crate) seed: u64,
     /// A disk fails meanwhile: what cannot be done without it may be refused.
     pub(crate) may_refuse: bool,
+    /// A conversion has left chunks as they were, because the disks had no room for them. Then
+    /// nothing remembers it.
+    pub(crate) stayed: AtomicBool,
     /// When something ended, from its last step on.
     pub(crate) ends: Mutex<Vec<RangeInclusive<Seq>>>,
 }
 
 impl<'a> Mover<'a> {
     pub(crate) fn new(fs: &'a Filesystem, device: &'a Arc<SimDevice>, scene: Scene) -> Self {
-        Self { fs, device, scene, seed: 0, may_refuse: false, ends: Mutex::default() }
+        let (stayed, ends) = (AtomicBool::default(), Mutex::default());
+        Self { fs, device, scene, seed: 0, may_refuse: false, stayed, ends }
     }
 
     /// Goes on until `over`, and once in any case.
@@ -95,9 +99,18 @@ impl<'a> Mover<'a> {
 
     fn balance(&self, wish: &BalanceWish) -> Result<(), Error> {
         let control = BalanceControl::new();
-        self.fs.balance(wish, DataMay::KeepRedundancy, &control)?;
+        match self.fs.balance(wish, DataMay::KeepRedundancy, &control) {
+            Err(Error::NoSpace) => {
+                self.stayed.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            balanced => balanced?,
+        }
         match control.state() {
-            state if state.status == BalanceStatus::Finished => Ok(()),
+            state if state.status == BalanceStatus::Finished => {
+                self.stayed.fetch_or(state.left > 0, Ordering::Relaxed);
+                Ok(())
+            }
             state => Err(Error::Unsupported(format!("the balance has ended: {state:?}"))),
         }
     }

@@ -44,6 +44,8 @@ struct Ran {
     ends: Vec<RangeInclusive<Seq>>,
     /// The disk that failed.
     failing: Option<usize>,
+    /// Chunks were left as they were.
+    stayed: bool,
     /// What it was before.
     before: Image,
 }
@@ -209,9 +211,9 @@ fn work(
     history.close(begin, device.mark());
     let limits = Limits { exhaustive: 4, samples: 4, per_epoch: 14, seed: moves.seed };
     let crashes = Crashes::of(&device.recording(), &limits);
-    let ends = mover.ends.into_inner();
+    let (ends, stayed) = (mover.ends.into_inner(), mover.stayed.into_inner());
     let failing = fault.map(|(disk, _)| disk);
-    Ok(Some(Ran { crashes, history, ends, failing, before: image }))
+    Ok(Some(Ran { crashes, history, ends, failing, stayed, before: image }))
 }
 
 /// The states that are looked at: half of them around the ends of steps, the others evenly.
@@ -260,6 +262,7 @@ fn judge_all(
         },
         scene,
         failing: ran.failing,
+        stayed: ran.stayed,
     };
     let order = chosen(config, ran);
     let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
