@@ -26,7 +26,7 @@ impl Judged<'_, '_> {
             return None;
         }
         for way in ways.clone() {
-            let bytes = self.from_element(at, len, way);
+            let bytes = self.part_of_element(at, len, way);
             if let Some(bytes) = bytes.filter(|bytes| self.is_good(unit, bytes)) {
                 return Some(bytes);
             }
@@ -36,7 +36,7 @@ impl Judged<'_, '_> {
     }
 
     /// A part of an element, which is worked out as a whole.
-    fn from_element(&mut self, at: Logical, len: u64, way: usize) -> Option<Vec<u8>> {
+    fn part_of_element(&mut self, at: Logical, len: u64, way: usize) -> Option<Vec<u8>> {
         let into = (at.0 - self.loaded.strip.chunk().start.0) % STRIPE_LEN;
         let start = Logical(at.0 - into);
         let mut element = match self.element.take() {
