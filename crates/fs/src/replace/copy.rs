@@ -16,7 +16,7 @@ use larder_volume::{Device, MappedChunk, Strip, Stripe, VolumeError};
 use std::sync::Arc;
 
 /// Bytes of the device that are looked at together.
-const STRIP: u64 = 32 << 20;
+const STRIP: u64 = 8 << 20;
 /// Pieces that are copied at the same time.
 const WORKERS: usize = 4;
 
