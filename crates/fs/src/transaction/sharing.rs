@@ -135,7 +135,6 @@ impl Ground {
             let mut refs = at_once(|| txn.refs.try_lock())?;
             copy.check(&refs)?;
             copy.note(&mut refs, txn.generation)?;
-            self.store.forget(old);
             return Ok(());
         }
         let at = old.address();
@@ -233,7 +232,6 @@ impl Ground {
             data.refer_as_tree(&mut refs, -1)?;
         }
         refs.drop_tree_block(at, nodesize, block.level(), reference)?;
-        self.store.forget(block);
         Ok(1 + data.len())
     }
     /// Makes a block that others keep independent of its owner, which is being dropped: from now on

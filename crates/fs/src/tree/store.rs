@@ -151,10 +151,6 @@ impl NodeStore {
     pub(crate) fn put(&self, node: Arc<Node>) {
         self.cache.insert((node.address(), node.generation()), node.stripped());
     }
-    /// Drops a node from the cache. Its block is about to become free.
-    pub(crate) fn forget(&self, node: &Node) {
-        self.cache.remove(&(node.address(), node.generation()));
-    }
     /// A node, from the cache or the device. Waits for the device.
     ///
     /// # Errors
