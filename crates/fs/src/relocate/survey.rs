@@ -527,7 +527,6 @@ fn refers(data: &[u8], extent: &Extent) -> Option<ExtentRecord> {
     stored(data).filter(|record| record.disk_bytenr == extent.run.start)
 }
 
-/// What a file extent item says, if it refers to an extent.
 /// How many blocks and extents a block refers to.
 pub(super) fn references_of(node: &Node) -> usize {
     let view = node.view();
@@ -541,6 +540,7 @@ pub(super) fn references_of(node: &Node) -> usize {
     (0..view.nritems()).filter(is_data).count()
 }
 
+/// What a file extent item says, if it refers to an extent.
 fn stored(data: &[u8]) -> Option<ExtentRecord> {
     match FileExtent::parse(data) {
         Ok(FileExtent::Stored(r)) if !r.is_hole() => {

@@ -131,7 +131,8 @@ struct Stored {
     parity: Option<Vec<u8>>,
 }
 
-/// Reads a row anew. Nobody writes in place meanwhile.
+/// Reads a part of a row anew. Where data without checksums lies, the caller keeps out what writes
+/// in place.
 fn stored(judged: &Judged<'_, '_>, row: &StripRow, wrong: &Wrong) -> Stored {
     let (offset, len) = (row.offset + wrong.sectors.start * SECTOR, wrong.len());
     let column = |stripe: &usize| {

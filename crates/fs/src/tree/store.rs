@@ -181,6 +181,7 @@ impl NodeStore {
     /// wrote it, in the order of addresses. Those that lie behind each other are read in one
     /// transfer. What cannot be had in this way is left to the caller that wants it.
     pub(crate) fn read_ahead(&self, blocks: &[(Logical, Generation)]) {
+        crate::lock::before_waiting(crate::lock::Wait::Device);
         let nodesize = u64::from(self.format.nodesize);
         let missing: Vec<(Logical, Generation)> =
             blocks.iter().filter(|block| self.cache.get(*block).is_none()).copied().collect();
@@ -229,8 +230,8 @@ impl NodeStore {
         self.get(&pointer, owner)
     }
 
-    /// What a block says of itself: a pointer to it and its owner. And the block. A copy with the
-    /// right checksum is believed before one without.
+    /// What a block says of itself, and the block: a pointer to it, its owner, its bytes. A copy
+    /// with the right checksum is believed before one without.
     fn described_at(&self, at: Logical) -> Result<(Pointer, TreeId, Arc<[u8]>)> {
         let mut buf = self.buffer();
         let bytes = Arc::get_mut(&mut buf).expect("a new buffer has one owner");
