@@ -53,19 +53,6 @@ pub(crate) fn entries(n: u64) -> String {
     format!("{n} {}", if n == 1 { "entry" } else { "entries" })
 }
 
-/// A line on a terminal that shows bytes, rate and remaining time of work whose end is known.
-pub(crate) fn progress_to_the_end() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(0);
-    let template = "{spinner} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
-}
-
 /// A uuid in its usual form.
 pub(crate) fn uuid(bytes: [u8; 16]) -> String {
     uuid::Uuid::from_bytes(bytes).to_string()
@@ -150,6 +137,11 @@ pub(crate) fn progress() -> ProgressBar {
 /// A progress line of bytes and their rate on a terminal, and nothing elsewhere.
 pub(crate) fn progress_of_bytes() -> ProgressBar {
     progress_as("{spinner} {bytes}, {bytes_per_sec} ({elapsed})")
+}
+
+/// A line on a terminal that shows bytes, rate and remaining time of work whose end is known.
+pub(crate) fn progress_to_the_end() -> ProgressBar {
+    progress_as("{spinner} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}")
 }
 
 fn progress_as(template: &str) -> ProgressBar {
