@@ -259,7 +259,9 @@ fn settle(mut run: Run) -> Result<Run> {
             run.database_mib.doubled()
         );
     }
-    run.stream_mib = run.stream_mib.or(Some(Mib(1024).min(run.image_mib() / 4)));
+    // Of what is lost there are two files, and two copies of each.
+    let share = if run.workloads.contains(&Workload::Lost) { 8 } else { 4 };
+    run.stream_mib = run.stream_mib.or(Some(Mib(1024).min(run.image_mib() / share)));
     let needs_larder =
         run.targets.iter().any(|t| t.is_larder()) || run.mkfs.contains(&Mkfs::Larder);
     if run.larder.is_none() && needs_larder {

@@ -3,7 +3,7 @@
 
 use larder_check::{Finding, Kind as What, Options, Severity};
 use larder_format::items::InodeFlags;
-use larder_format::{DeviceId, Physical};
+use larder_format::{DeviceId, Physical, SUPER_OFFSETS, Superblock};
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs_on};
 use larder_fs::{
     Error, Fault, FileKind, Filesystem, InodeId, NewInode, OpenOptions, ReplaceControl,
@@ -11,8 +11,10 @@ use larder_fs::{
     Tuning,
 };
 use larder_simtest::crash::{Crashes, Limits};
-use larder_simtest::device::{AccessKind, DiscardEffect, Fault as Failing, Seq, SimDevice};
-use larder_simtest::image::Image;
+use larder_simtest::device::{
+    AccessKind, DiscardEffect, Fault as Failing, Op, OpKind, Seq, SimDevice,
+};
+use larder_simtest::image::{Image, STRIDE};
 use larder_volume::{Device, read_superblock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -362,6 +364,53 @@ fn it_is_suspended_and_goes_on_or_is_given_up() {
         assert!(content(&fs, "meanwhile") == bytes(7, 70_000));
         assert_eq!(errors_of_a_scrub(&fs), 0);
         fs.close().unwrap();
+    }
+}
+
+/// The ids that the superblocks of a disk had, in the order of writing; `None` for no superblock.
+fn ids_of(device: &SimDevice, disk: usize) -> Vec<Option<u64>> {
+    let first = SUPER_OFFSETS[0];
+    let id = |op: &Op| match &op.kind {
+        OpKind::Write { at, pieces, .. } if *at == disk as u64 * STRIDE + first.0 => {
+            let superblock = Superblock::parse(pieces[0].data.bytes(), first);
+            Some(superblock.ok().map(|superblock| superblock.device_id().0))
+        }
+        _ => None,
+    };
+    device.recording().ops.iter().filter_map(id).collect()
+}
+
+/// A commit that was sealed before a target became the device may have its superblocks written when
+/// the next replacement has begun. They are not for the next target, which holds nothing yet.
+#[test]
+fn a_late_commit_does_not_take_a_target_for_the_one_before() {
+    let device = Arc::new(SimDevice::new(base(KINDS[1])));
+    let all = device.devices();
+    let fs = open(all[..1].to_vec());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for n in 0..2 {
+            let (fs, over) = (&fs, &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    file(fs, &format!("beside {n}"), &bytes(n, 5_000)).unwrap();
+                    fs.sync().unwrap();
+                }
+            });
+        }
+        for round in 1..=40 {
+            let target = all[round % 2].clone();
+            fs.replace_device(of(1), target, &ReplaceControl::default()).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    fs.close().unwrap();
+    complaints(&all).unwrap();
+    for disk in 0..2 {
+        let ids = ids_of(&device, disk);
+        let became = ids.windows(2).filter(|ids| ids[0].is_none()).map(|ids| ids[1]);
+        assert!(became.clone().count() > 10, "disk {disk}: {ids:?}");
+        assert!(became.flatten().all(|id| id == 0), "disk {disk}: {ids:?}");
     }
 }
 

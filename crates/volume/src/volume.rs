@@ -194,7 +194,7 @@ impl Volume {
 
     /// What is used where there are several devices.
     fn rings(&self) -> Option<&Rings> {
-        (self.written().len() > 1).then_some(&self.rings)
+        (self.written().all().count() > 1).then_some(&self.rings)
     }
 
     /// The chunks. Look-ups go here directly; chunks are added with [`Volume::add_chunk`].
@@ -690,12 +690,13 @@ impl Volume {
     /// # Errors
     /// What the device says.
     pub fn discard_on(&self, device: DeviceId, at: Physical, len: u64) -> VolumeResult<u64> {
-        if let Some(mirror) = self.mirror_of(Stripe { device, at }) {
-            for part in outside_superblocks(mirror.at..mirror.at.plus(len)) {
-                self.discard_mirror(Stripe { at: part.start, ..mirror }, part.end.0 - part.start.0);
+        let to = self.written();
+        if let Some(mirror) = to.mirror(device) {
+            for part in outside_superblocks(at..at.plus(len)) {
+                mirror.discard_too(&part);
             }
         }
-        let Some(member) = self.member(device).filter(|m| m.takes_writes()) else { return Ok(0) };
+        let Some(member) = to.member(device).filter(|m| m.takes_writes()) else { return Ok(0) };
         let mut done = 0;
         for part in outside_superblocks(at..at.plus(len)) {
             let (at, len) = (part.start, part.end.0 - part.start.0);
@@ -731,13 +732,6 @@ impl Volume {
         self.members.get(id)
     }
 
-    fn member_of(&self, stripe: Stripe) -> VolumeResult<Arc<Member>> {
-        self.member(stripe.device).ok_or_else(|| VolumeError::Corrupt {
-            device: "file system".into(),
-            what: format!("device {} is missing", stripe.device),
-        })
-    }
-
     fn read_stripe(&self, stripe: Stripe, buf: &mut [u8]) -> VolumeResult<()> {
         let Some(member) = self.member(stripe.device) else {
             return Err(missing(stripe, buf.len() as u64));
@@ -751,10 +745,11 @@ impl Volume {
     }
 
     fn write_stripe(&self, stripe: Stripe, data: &[u8]) -> VolumeResult<()> {
-        if let Some(mirror) = self.mirror_of(stripe) {
-            self.write_mirror(mirror, data);
+        let to = self.written();
+        if let Some(mirror) = to.mirror(stripe.device) {
+            self.write_mirror(mirror, stripe.at, data);
         }
-        let member = self.member_of(stripe)?;
+        let member = to.member(stripe.device).ok_or_else(|| no_member(stripe))?;
         member.counters.writes.fetch_add(1, Relaxed);
         member.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
         member.device.write_at(stripe.at, data).map_err(|e| {
@@ -764,6 +759,12 @@ impl Volume {
         self.completed.fetch_add(data.len() as u64, Relaxed);
         Ok(())
     }
+}
+
+/// Writing to a device that is missing.
+fn no_member(stripe: Stripe) -> VolumeError {
+    let what = format!("device {} is missing", stripe.device);
+    VolumeError::Corrupt { device: "file system".into(), what }
 }
 
 /// Reading from a device that is missing, which is an error of the device as any other.

@@ -64,11 +64,14 @@ fn begin<'a>(
     }
     may_be_target(core, options.source, &**target)?;
     let avoid = options.read == ReplaceSource::Avoid;
-    let item = DevReplace::begun(options.source, avoid, now());
+    let (item, uuid) = (DevReplace::begun(options.source, avoid, now()), core.new_uuid());
+    // No superblock is written meanwhile: that of a commit which was sealed before is not for this
+    // target.
+    let _unwritten = core.superblock_written.lock();
     if !fault!(core.options.tuning, ReplaceUnmirrored) {
         core.volume.set_target(options.source, target.clone())?;
     }
-    core.replacement.begin(item, core.new_uuid());
+    core.replacement.begin(item, uuid);
     Ok(claim)
 }
 

@@ -39,11 +39,21 @@ impl Ground {
     ) -> Result<()> {
         // A log's superblock is of the transaction before, so it is never written after this one.
         let mut written = self.superblock_written.lock();
-        let superblocks =
-            if self.volume.target().is_none() { superblocks.without_target() } else { superblocks };
+        let superblocks = if self.has_target_of(&superblocks) {
+            superblocks
+        } else {
+            superblocks.without_target()
+        };
         self.flush_around(&superblocks)?;
         *written = SuperblockWritten { generation, superblocks, logs: 0 };
         Ok(())
+    }
+
+    /// Is the target that these superblocks know still there? It may have become a device, or have
+    /// been given up, since the commit was sealed, and another replacement may have begun.
+    fn has_target_of(&self, superblocks: &Superblocks) -> bool {
+        let now = self.replacement.target();
+        self.volume.target().is_some() && now.is_none_or(|now| superblocks.is_of_target(now))
     }
 
     /// Makes the superblock durable on all devices that the file system is opened with, before

@@ -75,6 +75,11 @@ impl Superblocks {
         self
     }
 
+    /// Is this the target that they know?
+    pub(crate) fn is_of_target(&self, target: Target) -> bool {
+        self.target.is_some_and(|known| known.uuid == target.uuid)
+    }
+
     /// Is the target the device with this commit?
     pub(crate) fn target_takes_over(&self) -> bool {
         self.target.is_some_and(|target| target.takes_over)

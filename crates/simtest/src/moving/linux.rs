@@ -15,9 +15,9 @@ use crate::judge::{
 use crate::oracle::{
     Aspects, DeviceSet, Difference, EngineTree, KernelMount, StdTree, btrfs, compare_sources,
 };
-use crate::walk::walk;
-use crate::world::World;
+use crate::walk::{Handles, resolve, walk};
 use larder_format::DeviceId;
+use larder_format::items::InodeFlags;
 use larder_fs::{Filesystem, OpenOptions};
 use larder_volume::{Device, read_superblock};
 use std::ffi::OsStr;
@@ -63,8 +63,10 @@ impl MoveJudge<'_> {
         let mut aspects = Aspects::same_image();
         aspects.replayed_since =
             has_log(image).then(|| (now.as_secs().cast_signed() - 1, now.subsec_nanos()));
-        let compared = compare_sources(&EngineTree(&fs), &StdTree::new(mount.path()), aspects);
-        let world = walk(&fs).map_err(|e| format!("read-only: {e}"))?;
+        let mut compared = compare_sources(&EngineTree(&fs), &StdTree::new(mount.path()), aspects);
+        if let Ok(differences) = &mut compared {
+            differences.retain(|one| !is_unchecked(one, &fs));
+        }
         drop(fs);
         let used = use_it(&mount);
         let complaints = mount.unmount().map_err(text)?;
@@ -72,8 +74,7 @@ impl MoveJudge<'_> {
             return Ok(false);
         }
         used?;
-        let mut differences = compared.map_err(text)?;
-        differences.retain(|one| !is_unchecked(one, &world));
+        let differences = compared.map_err(text)?;
         if let Some(first) = differences.first() {
             return Err(format!("Linux sees {} differences, first: {first}", differences.len()));
         }
@@ -145,10 +146,12 @@ fn is_target_ahead(members: &Image) -> bool {
 
 /// Is it the content of a file that is written in place? Copies of a write that a cut has met
 /// differ, no checksum tells them apart, and each side may read another one.
-fn is_unchecked(one: &Difference, world: &World) -> bool {
-    let file = str::from_utf8(&one.path).ok().and_then(|path| world.resolve(path).ok());
+fn is_unchecked(one: &Difference, fs: &Filesystem) -> bool {
+    let path = str::from_utf8(&one.path).ok();
+    let file = path.and_then(|path| resolve(fs, &Handles::new(), path).ok());
+    let attr = file.and_then(|file| fs.getattr(file).ok());
     one.what.starts_with("contents differ")
-        && file.and_then(|ino| world.node(ino)).is_some_and(|node| node.nocow)
+        && attr.is_some_and(|attr| attr.flags & InodeFlags::NODATACOW.bits() != 0)
 }
 
 /// Nothing is left to be done.

@@ -15,7 +15,8 @@
 //! writes come one after the other.
 
 use super::Volume;
-use super::write::Transfer;
+use super::target::Written;
+use super::write::{self, Transfer};
 use crate::error::{VolumeError, VolumeResult};
 use crate::map::{FullStripe, Stripe};
 use crate::parity::{add, double};
@@ -84,6 +85,7 @@ impl Volume {
     /// counts.
     pub(super) fn write_pieces(
         &self,
+        to: &Written,
         pieces: Vec<Piece<'_>>,
         fill: Fill,
     ) -> Vec<(usize, VolumeError)> {
@@ -99,11 +101,11 @@ impl Volume {
             }
             bytes += stripe.len();
             if bytes >= AT_ONCE {
-                self.write_stripes(&std::mem::take(&mut batches), &mut errors);
+                self.write_stripes(to, &std::mem::take(&mut batches), &mut errors);
                 bytes = 0;
             }
         }
-        self.write_stripes(&batches, &mut errors);
+        self.write_stripes(to, &batches, &mut errors);
         errors
     }
 
@@ -161,17 +163,22 @@ impl Volume {
         Err(failed.unwrap_or(VolumeError::Unmapped { at, len: buf.len() as u64 }))
     }
 
-    fn write_stripes(&self, batches: &[Batch<'_>], errors: &mut Vec<(usize, VolumeError)>) {
+    fn write_stripes(
+        &self,
+        to: &Written,
+        batches: &[Batch<'_>],
+        errors: &mut Vec<(usize, VolumeError)>,
+    ) {
         let mut transfers = Vec::new();
         for batch in batches {
             let before = transfers.len();
-            if let Err(error) = self.transfers_of(batch, &mut transfers) {
+            if let Err(error) = self.transfers_of(to, batch, &mut transfers) {
                 transfers.truncate(before);
                 errors.push((batch.pieces[0].of, error));
             }
         }
         if !transfers.is_empty() {
-            errors.extend(self.transfer(&transfers));
+            errors.extend(self.transfer(to, &transfers));
         }
     }
 
@@ -179,24 +186,17 @@ impl Volume {
     /// stands in for them.
     fn transfers_of<'a>(
         &self,
+        to: &Written,
         batch: &'a Batch<'_>,
         transfers: &mut Vec<Transfer<'a>>,
     ) -> VolumeResult<()> {
         let Some(row) = self.map.row(batch.stripe.start, 0) else { return Ok(()) };
-        let takes_none = |s: &Stripe| self.member(s.device).is_none_or(|m| !m.takes_writes());
+        let takes_none = |s: &Stripe| to.gets_nothing(s.device);
         let gone = row.elements().filter(|s| takes_none(s)).count();
         let spares = gone <= row.parity.len();
         let mut push = |place: &Stripe, into: u64, of, data: Cow<'a, [IoSlice<'a>]>| {
             let stripe = Stripe { device: place.device, at: place.at.plus(into) };
-            if let Some(mirror) = self.mirror_of(stripe) {
-                transfers.push(Transfer { stripe: mirror, of, data: data.clone() });
-            }
-            if spares && takes_none(place) {
-                return Ok(());
-            }
-            self.member_of(stripe)?;
-            transfers.push(Transfer { stripe, of, data });
-            Ok(())
+            write::push(to, stripe, spares && takes_none(place), of, &data, transfers)
         };
         for piece in &batch.pieces {
             let (column, range) = place_in(batch.stripe, piece);

@@ -10,12 +10,11 @@
 //! device have to see to that.
 
 use super::Volume;
-use super::members::{Leaving, Member};
+use super::members::{Leaving, Member, Snapshot};
 use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
-use crate::map::Stripe;
-use larder_format::DeviceId;
-use smallvec::SmallVec;
+use larder_format::{DeviceId, Physical};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -95,41 +94,63 @@ impl Volume {
         Ok(old.map(Leaving::wait))
     }
 
-    /// Where the target has what a place holds, if it is the target's source that has it.
-    pub(super) fn mirror_of(&self, place: Stripe) -> Option<Stripe> {
-        let target = self.target.read();
-        let target = target.as_ref().filter(|t| t.source == place.device)?;
-        let mirror = Stripe { device: DeviceId::REPLACE_TARGET, at: place.at };
-        (!target.member.has_failed()).then_some(mirror)
-    }
-
-    /// All that are written: the members and the target.
-    pub(super) fn written(&self) -> SmallVec<[Arc<Member>; 4]> {
+    /// The devices that are written. A write asks once, and goes by that to its end, whatever
+    /// becomes of the members meanwhile. So it never reaches the target of a later replacement, and
+    /// never misses the device that its target has become.
+    pub(super) fn written(&self) -> Written {
         // In this order, see `promote_target`.
-        let target = self.target.read().as_ref().map(|target| target.member.clone());
-        self.members.all().iter().cloned().chain(target).collect()
+        let target = self.target.read().clone();
+        Written { members: self.members.all(), target }
     }
 
-    /// What was written to a place of one device goes to the target as well.
-    pub(super) fn write_mirror(&self, mirror: Stripe, data: &[u8]) {
-        let target = self.target.read().as_ref().map(|target| target.member.clone());
-        let Some(member) = target else { return };
-        member.counters.writes.fetch_add(1, Relaxed);
-        member.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
-        if let Err(e) = member.device.write_at(mirror.at, data) {
-            let error = member.error("write", mirror.at, data.len() as u64, e);
-            self.mark_failed(&member, &error);
+    /// What is written to a place of the source goes to the target as well.
+    pub(super) fn write_mirror(&self, mirror: &Member, at: Physical, data: &[u8]) {
+        mirror.counters.writes.fetch_add(1, Relaxed);
+        mirror.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        if let Err(e) = mirror.device.write_at(at, data) {
+            let error = mirror.error("write", at, data.len() as u64, e);
+            self.mark_failed(mirror, &error);
         }
     }
+}
 
-    /// What was discarded in a place of one device is discarded on the target as well. That it
-    /// cannot discard costs nothing.
-    pub(super) fn discard_mirror(&self, mirror: Stripe, len: u64) {
-        let target = self.target.read().as_ref().map(|target| target.member.device.clone());
-        if let Some(device) = target
-            && let Err(e) = device.discard(mirror.at, len)
-        {
-            tracing::debug!("{}: discard: {e}", device.name());
+/// The devices that are written, at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    members: Snapshot,
+    target: Option<Target>,
+}
+
+impl Written {
+    /// The members and the target.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Member> {
+        let target = self.target.as_ref().map(|target| &*target.member);
+        self.members.iter().map(|member| &**member).chain(target)
+    }
+
+    /// A member by its id.
+    pub(super) fn member(&self, id: DeviceId) -> Option<&Member> {
+        self.members.iter().find(|member| member.id == id).map(|member| &**member)
+    }
+
+    /// Does a device get nothing, since it is not there or has failed?
+    pub(super) fn gets_nothing(&self, id: DeviceId) -> bool {
+        self.member(id).is_none_or(|member| !member.takes_writes())
+    }
+
+    /// The target, if it is to have what a place holds.
+    pub(super) fn mirror(&self, of: DeviceId) -> Option<&Member> {
+        let target = self.target.as_ref().filter(|target| target.source == of)?;
+        (!target.member.has_failed()).then_some(&*target.member)
+    }
+}
+
+impl Member {
+    /// What is discarded of the source is discarded of the target as well. That it cannot discard
+    /// costs nothing.
+    pub(super) fn discard_too(&self, range: &Range<Physical>) {
+        if let Err(e) = self.device.discard(range.start, range.end.0 - range.start.0) {
+            tracing::debug!("{}: discard: {e}", self.device.name());
         }
     }
 }

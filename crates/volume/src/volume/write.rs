@@ -11,8 +11,9 @@
 //! it lacks what was written before, so a device that fails is not left out for its sake.
 
 use super::rows::{Fill, Piece};
+use super::target::Written;
 use super::together::{self, Share};
-use super::{ErrorKind, Member, Volume};
+use super::{ErrorKind, Member, Volume, no_member};
 use crate::device::Write;
 use crate::error::{VolumeError, VolumeResult};
 use crate::file::overlap::Rings;
@@ -73,24 +74,25 @@ impl Volume {
         writes: &[(Logical, &[IoSlice<'_>])],
         fill: Fill,
     ) -> Vec<VolumeResult<()>> {
+        let to = self.written();
         let mut results: Vec<VolumeResult<()>> = writes.iter().map(|_| Ok(())).collect();
         let mut transfers = Vec::with_capacity(2 * writes.len());
         let mut pieces = Vec::new();
         for (n, (at, data)) in writes.iter().enumerate() {
             let before = (transfers.len(), pieces.len());
-            if let Err(error) = self.cut(*at, data, n, &mut transfers, &mut pieces) {
+            if let Err(error) = self.cut(&to, *at, data, n, &mut transfers, &mut pieces) {
                 transfers.truncate(before.0);
                 pieces.truncate(before.1);
                 results[n] = Err(error);
             }
         }
         if !transfers.is_empty() {
-            for (of, error) in self.transfer(&transfers) {
+            for (of, error) in self.transfer(&to, &transfers) {
                 results[of] = Err(error);
             }
         }
         if !pieces.is_empty() {
-            for (of, error) in self.write_pieces(pieces, fill) {
+            for (of, error) in self.write_pieces(&to, pieces, fill) {
                 results[of] = Err(error);
             }
         }
@@ -101,6 +103,7 @@ impl Volume {
     /// transfer while others have the bytes.
     fn cut<'a>(
         &self,
+        to: &Written,
         at: Logical,
         data: &'a [IoSlice<'_>],
         of: usize,
@@ -121,16 +124,11 @@ impl Volume {
                 done += found.len;
                 continue;
             }
-            let takes_none = |s: &Stripe| self.member(s.device).is_none_or(|m| !m.takes_writes());
+            let takes_none = |s: &Stripe| to.gets_nothing(s.device);
             let any_takes = !found.stripes.iter().all(takes_none);
             for stripe in found.stripes {
-                if let Some(mirror) = self.mirror_of(stripe) {
-                    transfers.push(Transfer { stripe: mirror, of, data: data.clone() });
-                }
-                if !(any_takes && takes_none(&stripe)) {
-                    self.member_of(stripe)?;
-                    transfers.push(Transfer { stripe, of, data: data.clone() });
-                }
+                let is_spared = any_takes && takes_none(&stripe);
+                push(to, stripe, is_spared, of, &data, transfers)?;
             }
             done += found.len;
         }
@@ -138,10 +136,13 @@ impl Volume {
     }
 
     /// Carries transfers out, and returns the writes of which bytes are on no device that counts.
-    pub(super) fn transfer<'a>(&self, transfers: &'a [Transfer<'a>]) -> Vec<(usize, VolumeError)> {
-        let members = self.written();
+    pub(super) fn transfer<'a>(
+        &self,
+        to: &Written,
+        transfers: &'a [Transfer<'a>],
+    ) -> Vec<(usize, VolumeError)> {
         let mut busy: Vec<(&Member, Vec<&Transfer<'_>>)> = Vec::new();
-        for member in members.iter().map(|member| &**member) {
+        for member in to.all() {
             let mine: Vec<_> = transfers.iter().filter(|t| t.stripe.device == member.id).collect();
             if !mine.is_empty() {
                 busy.push((member, mine));
@@ -260,9 +261,9 @@ impl Volume {
         is_meant: impl Fn(&Member) -> bool,
         what: impl FnOnce(&[&Member]) -> SmallVec<[VolumeResult<()>; 4]>,
     ) -> VolumeResult<()> {
-        let members = self.written();
+        let to = self.written();
         let here: SmallVec<[&Member; 4]> =
-            members.iter().map(|m| &**m).filter(|m| m.takes_writes() && is_meant(m)).collect();
+            to.all().filter(|m| m.takes_writes() && is_meant(m)).collect();
         let results = what(&here);
         let failed: Vec<(&Member, VolumeError)> = here
             .into_iter()
@@ -288,6 +289,30 @@ impl Volume {
         }
         Ok(())
     }
+}
+
+/// What is written to a place goes to the target as well, if the place is on its source. A place
+/// that is spared has a device that gets nothing, and others have the bytes.
+pub(super) fn push<'a>(
+    to: &Written,
+    stripe: Stripe,
+    is_spared: bool,
+    of: usize,
+    data: &Cow<'a, [IoSlice<'a>]>,
+    transfers: &mut Vec<Transfer<'a>>,
+) -> VolumeResult<()> {
+    if let Some(mirror) = to.mirror(stripe.device) {
+        let stripe = Stripe { device: mirror.id, at: stripe.at };
+        transfers.push(Transfer { stripe, of, data: data.clone() });
+    }
+    if is_spared {
+        return Ok(());
+    }
+    if to.member(stripe.device).is_none() {
+        return Err(no_member(stripe));
+    }
+    transfers.push(Transfer { stripe, of, data: data.clone() });
+    Ok(())
 }
 
 impl Member {

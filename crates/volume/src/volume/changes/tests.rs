@@ -1,10 +1,12 @@
 //! Tests of devices that come and go, also beneath transfers.
 
+use super::super::write;
 use super::*;
 use crate::superblock::SuperCopies;
 use larder_format::{Logical, Physical, Superblock};
 use smallvec::smallvec;
-use std::io;
+use std::borrow::Cow;
+use std::io::{self, IoSlice};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -220,4 +222,39 @@ fn a_device_without_a_superblock_of_its_own_gets_none() {
     v.write_superblocks(&of, SuperCopies::All).unwrap();
     let is_empty = |d: &Memory| d.bytes.lock().unwrap().iter().all(|byte| *byte == 0);
     assert_eq!((is_empty(&a), is_empty(&b)), (false, true));
+}
+
+#[test]
+fn a_write_goes_by_the_members_of_its_beginning() {
+    let devices = ["source", "target", "next"].map(|name| Memory::new(name, 4));
+    let [source, target, next] = devices.clone();
+    for is_missing in [false, true] {
+        let v = match is_missing {
+            false => {
+                Volume::new(vec![(DeviceId(1), source.clone()), (DeviceId(2), source.clone())])
+            }
+            true => Volume::new(vec![(DeviceId(1), source.clone())]).map(Volume::with_missing),
+        };
+        let v = v.unwrap();
+        v.add_chunk(chunk(16, DeviceId(2))).unwrap();
+        v.set_target(DeviceId(2), target.clone()).unwrap();
+        let to = v.written();
+        let (mut transfers, place) = (Vec::new(), v.map().chunks()[0].stripes[0]);
+        let bytes = [7 + u8::from(is_missing); 4096];
+        let data = Cow::Owned(vec![IoSlice::new(&bytes)]);
+        write::push(&to, place, is_missing, 0, &data, &mut transfers).unwrap();
+        thread::scope(|scope| {
+            let promoted = scope.spawn(|| v.promote_target().unwrap());
+            // Then only the write that has begun keeps it from its end.
+            while v.target().is_some() {
+                thread::yield_now();
+            }
+            v.set_target(DeviceId(2), next.clone()).unwrap();
+            assert!(v.transfer(&to, &transfers).is_empty());
+            drop(to);
+            assert_eq!(promoted.join().unwrap().is_some(), !is_missing);
+        });
+        let has = |device: &Memory| device.bytes.lock().unwrap()[2 << 20] == bytes[0];
+        assert_eq!((has(&target), has(&next)), (true, false));
+    }
 }
