@@ -92,7 +92,9 @@ pub(crate) const HOUSES: &[House] = &[
     },
     House {
         folder: "crates/volume/src/file",
-        rooms: Upwards(&["aligned", "os", "batch", "overlap", "passing", "direct", "handover"]),
+        rooms: Upwards(&[
+            "aligned", "memory", "os", "batch", "overlap", "passing", "direct", "handover",
+        ]),
     },
     House { folder: "crates/codec/src", rooms: Upwards(&["lzo_pack", "lzo", "pack", "sample"]) },
     House {

@@ -79,6 +79,31 @@ fn a_mount_gets_a_device_and_loses_another() {
     larder(args!["ls", &first]).fails(2, "not a btrfs file system");
 }
 
+/// What is built upon a seed that is mounted is another file system, and the mount stays as it is.
+#[test]
+fn a_file_system_is_built_upon_a_seed_that_is_mounted() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    fs::write(s.at("file"), noise(300_000)).unwrap();
+    larder(args!["umount", s.point()]).ok();
+    larder(args!["seed", "on", s.image()]).ok();
+    s.mount();
+    let new: PathBuf = s.dir().join("new.img");
+    let said = larder(args!["device", "add", "--size", "400M", &new, s.point()]).ok().text();
+    assert!(said.contains("built upon") && said.contains("still the seed"), "{said}");
+    larder(args!["device", "add", &new, s.point()]).fails(2, "btrfs");
+    assert_eq!(devices(&s.point()).len(), 1);
+    fs::write(s.at("other"), b"x").unwrap_err();
+    larder(args!["mkdir", Path::new(&format!("{}:/other", text(&new)))]).ok();
+    assert_eq!(
+        larder(args!["ls", Path::new(&format!("{}:/", text(&new)))]).ok().text(),
+        "file\nother\n"
+    );
+    larder(args!["umount", s.point()]).ok();
+    is_sound(&new);
+    is_sound(&s.image());
+}
+
 #[test]
 fn the_habit_changes_devices_of_a_mount() {
     let Some(s) = Scene::new() else { return };

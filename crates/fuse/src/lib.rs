@@ -62,7 +62,7 @@ pub mod transport;
 mod workers;
 
 pub use helper::{MountHelper, Mounted, mount};
-pub use memory::{default_cache_size, without_huge_pages};
+pub use memory::{MODEST_ALLOCATOR, default_cache_size, has_modest_allocator, without_huge_pages};
 pub use mount::{MountError, MountOptions, Transport, Unmounter};
 pub use mount_group::{JoinError, Member, Remaining};
 pub use server::{MountGroup, Served, serve, serve_member};

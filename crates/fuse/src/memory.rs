@@ -9,7 +9,8 @@
 //! The memory comes in pages of the usual size. The thread that first touches a huge page has to
 //! fill it with zeros, which takes a hundred times as long. It takes longer still if a hypervisor
 //! has taken the machine's free memory back. If a thread does this with a tree locked, all others
-//! wait.
+//! wait. Memory for long transfers, which is used again and again, has huge pages nevertheless, if
+//! the kernel can make that difference.
 
 use std::path::{Path, PathBuf};
 
@@ -29,12 +30,31 @@ pub fn default_cache_size() -> u64 {
     share_of(machine(&read).into_iter().chain(cgroups(&read)).min())
 }
 
-/// Turns huge pages off for this process and those that it starts. If the kernel refuses, all goes
-/// on as before.
+/// A variable of the environment of a process, and its value, with which the allocator asks for no
+/// huge pages.
+pub const MODEST_ALLOCATOR: (&str, &str) = ("MIMALLOC_ALLOW_THP", "0");
+
+/// `PR_THP_DISABLE_EXCEPT_ADVISED`, of Linux 6.18 and later.
+const EXCEPT_ADVISED: libc::c_ulong = 2;
+
+/// Was this process started with [`MODEST_ALLOCATOR`]?
+#[must_use]
+pub fn has_modest_allocator() -> bool {
+    let (name, value) = MODEST_ALLOCATOR;
+    std::env::var_os(name).is_some_and(|found| found == value)
+}
+
+/// Turns huge pages off for this process and those that it starts, but for the memory of long
+/// transfers. That has none either where the allocator asks for them as well, since the process was
+/// started without [`MODEST_ALLOCATOR`], and with older kernels. If the kernel refuses, all goes on
+/// as before.
 pub fn without_huge_pages() {
-    // SAFETY: sets a flag of this process; no memory is passed.
-    let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
-    if refused != 0 {
+    let disable = |how: libc::c_ulong| {
+        let (on, none): (libc::c_ulong, libc::c_ulong) = (1, 0);
+        // SAFETY: sets a flag of this process; no memory is passed.
+        unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, on, how, none, none) == 0 }
+    };
+    if !(has_modest_allocator() && disable(EXCEPT_ADVISED)) && !disable(0) {
         tracing::debug!(error = %std::io::Error::last_os_error(), "huge pages stay as they are");
     }
 }

@@ -164,6 +164,9 @@ fn attempts_of_calls(inside: &Inside) -> Outcomes {
     outcomes
 }
 
+/// `PR_GET_AUXV`, here into no memory.
+const GET_AUXV: usize = 0x4155_5856;
+
 fn raw_calls(own: &File) -> Outcomes {
     let (nul, root) = (c"".as_ptr() as usize, c"/".as_ptr() as usize);
     let parent = std::os::unix::process::parent_id() as usize;
@@ -179,6 +182,7 @@ fn raw_calls(own: &File) -> Outcomes {
         ("setuid", libc::SYS_setuid, 0, 0, 0),
         ("capset", libc::SYS_capset, 0, 0, 0),
         ("dumpable", libc::SYS_prctl, libc::PR_SET_DUMPABLE as usize, 0, 0),
+        ("what it was told", libc::SYS_prctl, GET_AUXV, 0, 0),
         ("terminal input", libc::SYS_ioctl, 0, libc::TIOCSTI as usize, nul),
         ("executable memory", libc::SYS_mmap, 0, 4096, executable as usize),
         ("make executable", libc::SYS_mprotect, 0, 4096, libc::PROT_EXEC as usize),
@@ -300,6 +304,9 @@ fn forbidden_calls_fail_and_are_seen() {
     // The kernel refuses this one by itself, because a thread may raise its own nice value.
     assert_all(&said, &[("clone3", libc::ENOSYS), ("precedence", libc::EACCES)]);
     assert_eq!(said["a thread works"], "done");
+    // Kernels before 6.4 do not know the question.
+    let told = &said["what it was told"];
+    assert!(told.ends_with('!') || *told == libc::EINVAL.to_string(), "{told}");
     if available(true) {
         assert_all(&said, &[("a thread is confined", libc::EACCES)]);
     }

@@ -36,7 +36,7 @@ pub use dump::unflattened;
 pub use error::{VolumeError, VolumeResult};
 #[cfg(unix)]
 pub use file::Handover;
-pub use file::{Caching, FileDevice, OpenMode};
+pub use file::{Caching, FileDevice, OpenMode, TransferMemory};
 pub use map::{
     ChunkMap, FullStripe, Located, MappedChunk, Place, Strip, StripRow, Stripe, Stripes,
 };

@@ -9,7 +9,7 @@ use crate::device_figures::{COUNTERS, counters, name, number, of, reset};
 use crate::device_orders::{Order, Summary, Told, Which};
 use crate::failure::Advise;
 use crate::image::{Access, Image, advise_filesystem, as_devices, open_devices};
-use crate::on_mount::devices::change_devices;
+use crate::on_mount::devices::{change_devices, seed_behind};
 use crate::{devices, print, size};
 use anyhow::{Context, anyhow};
 use larder_fs::OpenOptions;
@@ -65,7 +65,7 @@ Examples:
 
 A balance spreads what is there over all devices. If the image is a seed
 (`larder seed on`), a file system of its own is built upon it: changes go to
-the new device, and the seed stays as it is.")]
+the new device, and the seed stays as it is, mounted or not.")]
     Add {
         /// Overwrite what the new device holds
         #[arg(short, long)]
@@ -136,7 +136,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Usage { common } => usage(common),
         What::Add { force, size, json, device, target } => {
             let summary = add(device, *size, *force, target)?;
-            tell(&summary, *json, &added(device, target, &summary))
+            tell(&summary, *json, &added(device, target, &summary)?)
         }
         What::Remove { json, device, target } => {
             let summary = remove(device.clone(), target)?;
@@ -151,13 +151,26 @@ fn tell(summary: &Summary, json: bool, text: &str) -> anyhow::Result<()> {
     if json { print::json(summary) } else { print::line(text) }
 }
 
-fn added(device: &Path, target: &Path, summary: &Summary) -> String {
+fn added(device: &Path, target: &Path, summary: &Summary) -> anyhow::Result<String> {
     let (shown, id) = (print::path(device), summary.device);
-    if !devices::are_seeds(&devices::names(target)) {
-        return format!("{shown} is device {id} now");
+    let Some(seed) = seed_of(target)? else { return Ok(format!("{shown} is device {id} now")) };
+    let seed = print::path(&seed);
+    let built = format!("{shown} is a file system of its own now, built upon {seed}");
+    Ok(match target.is_dir() {
+        true => {
+            format!("{built}: `larder mount {shown} DIR` mounts it, and this is still the seed")
+        }
+        false => format!("{built}: it is mounted by its name"),
+    })
+}
+
+/// The seed that a target is, or that is mounted there. `None`: it is something else.
+fn seed_of(target: &Path) -> anyhow::Result<Option<PathBuf>> {
+    if target.is_dir() {
+        return seed_behind(target);
     }
-    let seed = print::path(target);
-    format!("{shown} is a file system of its own now, built upon {seed}: it is mounted by its name")
+    let is_seed = devices::are_seeds(&devices::names(target));
+    Ok(is_seed.then(|| target.to_owned()))
 }
 
 /// Builds a file system upon a seed, with a device of its own.
@@ -181,12 +194,12 @@ pub(crate) fn add(
     force: bool,
     target: &Path,
 ) -> anyhow::Result<Summary> {
+    if let Some(seed) = seed_of(target)? {
+        return sprout(device, size, force, &seed);
+    }
     if target.is_dir() {
         let device = device_changes::open_new(device, size, force)?;
         return change_devices(target, Order::Add, Some(device));
-    }
-    if devices::are_seeds(&devices::names(target)) {
-        return sprout(device, size, force, target);
     }
     let image = Image::open(target, Access::Write, None)?;
     let device: Arc<dyn Device> = Arc::new(device_changes::open_new(device, size, force)?);

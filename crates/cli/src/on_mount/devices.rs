@@ -4,11 +4,23 @@ use super::served::concluded;
 use super::{Served, TICK};
 use crate::device_changes::Progress;
 use crate::device_orders::{Order, Summary, Told};
+use crate::devices;
 use crate::interrupt::Interrupt;
 use crate::jobs::{Handed, Job};
 use larder_volume::FileDevice;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The seed that is mounted on a directory, by the name that the mount was given. `None`: what is
+/// mounted there is no seed.
+///
+/// # Errors
+/// The directory is not on a Larder mount.
+pub(crate) fn seed_behind(directory: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let served = Served::behind(directory)?;
+    let is_seed = devices::are_seeds(&devices::names(served.image()));
+    Ok(is_seed.then(|| served.image().to_owned()))
+}
 
 /// Has the daemon behind a directory carry an order out. A signal ends it early.
 ///

@@ -21,8 +21,8 @@ const TICK: Duration = Duration::from_millis(200);
 /// And how long at least.
 const SHORTEST: Duration = Duration::from_millis(5);
 
-/// Pauses between two questions how far a job is. The end of a job is noticed an eighth of its time
-/// late at most, so short ones are asked about more often.
+/// Pauses between two questions how far a job is. The end of a job is noticed a thirtieth of its
+/// time late at most, so short ones are asked about more often.
 struct Pauses(Instant);
 
 impl Pauses {
@@ -31,6 +31,6 @@ impl Pauses {
     }
 
     fn next(&self) -> Duration {
-        (self.0.elapsed() / 8).clamp(SHORTEST, TICK)
+        (self.0.elapsed() / 30).clamp(SHORTEST, TICK)
     }
 }

@@ -68,6 +68,11 @@ impl Served {
         &self.path
     }
 
+    /// The image, or the first device, by the name that the mount was given.
+    pub(super) fn image(&self) -> &Path {
+        &self.image
+    }
+
     /// Does another path lead to this daemon?
     ///
     /// # Errors

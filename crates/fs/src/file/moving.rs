@@ -14,6 +14,7 @@ use crate::space::Run;
 use crate::transaction::Handle;
 use larder_format::items::{ExtentRecord, ExtentRef};
 use larder_format::{FileOffset, Key, Logical};
+use larder_volume::TransferMemory;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -23,13 +24,18 @@ const PIECE: u64 = 4 << 20;
 /// Checksums, by the address of the first sector.
 pub(crate) type Sums = Vec<(Logical, Vec<u8>)>;
 
-/// Copies the bytes of extents to a new place, where they lie behind each other. Sectors with a
-/// checksum are verified. Returns the checksums for the new place. Where there is parity, nothing
-/// else may lie in the rows of the new place.
+/// Copies the bytes of extents to a new place, where they lie behind each other, by way of some
+/// memory. Sectors with a checksum are verified. Returns the checksums for the new place. Where
+/// there is parity, nothing else may lie in the rows of the new place.
 ///
 /// # Errors
 /// `Corrupt` for a sector that matches its checksum in no copy; the device.
-pub(crate) fn copy_extents(core: &Core, extents: &[Run], to: Run) -> Result<Sums> {
+pub(crate) fn copy_extents(
+    core: &Core,
+    extents: &[Run],
+    to: Run,
+    memory: &mut TransferMemory,
+) -> Result<Sums> {
     let view = View::new(core);
     let stripes = core.space.groups.find(to.start).and_then(|group| group.stripes());
     let mut sums = Vec::new();
@@ -39,17 +45,17 @@ pub(crate) fn copy_extents(core: &Core, extents: &[Run], to: Run) -> Result<Sums
         let piece = Run::new(at, PIECE.min(to.end().0 - at.0));
         // All that lies in a row is written in one step.
         let piece = stripes.map_or(piece, |stripes| stripes.up_to_a_border(piece, to.end()));
-        let mut bytes = vec![0; index(piece.len)];
+        memory.resize(index(piece.len));
         while at < piece.end() {
             let source = sources.next(piece.end().0 - at.0);
             let found = view.pieces(core, source)?;
             let part = index(at.0 - piece.start.0)..index(at.0 - piece.start.0 + source.len);
-            read::read_moving(core, &view, source, &found, &mut bytes[part])?;
+            read::read_moving(core, &view, source, &found, &mut memory[part])?;
             let moved = |from: Logical| at.plus(from.0 - source.start.0);
             sums.extend(found.into_iter().map(|(from, sum)| (moved(from), sum)));
             at = at.plus(source.len);
         }
-        let slices = [IoSlice::new(&bytes)];
+        let slices = [IoSlice::new(memory)];
         core.write_fresh(&[(piece.start, &slices[..])]).pop().unwrap_or(Ok(()))?;
         core.volume.start_writeback(piece.start, piece.len);
     }

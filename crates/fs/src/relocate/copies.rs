@@ -12,6 +12,7 @@ use crate::space::free_index::Lengths;
 use crate::space::{Run, SpaceKind};
 use crate::transaction::Handle;
 use larder_format::{Generation, Logical};
+use larder_volume::TransferMemory;
 use std::collections::HashMap;
 
 /// Bytes of a shelf, unless one extent is longer.
@@ -48,6 +49,8 @@ pub(super) struct Copies {
     /// Each copy.
     copies: Vec<(Logical, Run)>,
     sums: Sums,
+    /// By way of which they are copied.
+    memory: TransferMemory,
 }
 
 impl Copies {
@@ -78,6 +81,7 @@ impl Copies {
                 }
             }
         }
+        copies.memory = TransferMemory::default();
         Ok(copies)
     }
 
@@ -100,7 +104,7 @@ impl Copies {
         self.taken.push(shelf);
         let sources: Vec<Run> = alike().take(count).collect();
         if how == How::Copy {
-            self.sums.extend(copy_extents(core, &sources, shelf)?);
+            self.sums.extend(copy_extents(core, &sources, shelf, &mut self.memory)?);
         }
         let mut at = shelf.start;
         for source in sources {

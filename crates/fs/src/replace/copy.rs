@@ -9,10 +9,11 @@ use super::gather::{Gather, Trouble};
 use super::plan::{Piece, What, pieces};
 use crate::engine::Core;
 use crate::error::{Error, Result};
+use crate::lock::{self, Mutex};
 use crate::scrub::content::{Content, View};
 use crate::side_by_side::side_by_side;
 use larder_format::{DeviceId, Physical};
-use larder_volume::{Device, MappedChunk, Strip, Stripe, VolumeError};
+use larder_volume::{Device, MappedChunk, Strip, Stripe, TransferMemory, VolumeError};
 use std::sync::Arc;
 
 /// Bytes of the device that are looked at together.
@@ -28,6 +29,8 @@ pub(super) struct Copying<'a> {
     pub(super) target: Arc<dyn Device>,
     /// Is the source read only where nothing else has its bytes?
     pub(super) avoid: bool,
+    /// That of pieces that were copied.
+    pub(super) memory: Mutex<Vec<TransferMemory>, lock::ReplaceMemory>,
 }
 
 /// A stripe on the source.
@@ -109,11 +112,13 @@ impl Copying<'_> {
 
     fn piece(&self, gather: &Gather<'_>, stripe: usize, piece: &Piece) -> Result<()> {
         let len = piece.range.end - piece.range.start;
-        let mut bytes = vec![0; usize::try_from(len).expect("a piece lies in memory")];
+        let mut bytes = self.memory.lock().pop().unwrap_or_default();
+        bytes.resize(usize::try_from(len).expect("a piece lies in memory"));
         let in_place = matches!(piece.what, What::Data { in_place: true, .. });
         let _kept_out = in_place.then(|| self.core.in_place.write());
         let trouble = gather.fill(&piece.range, &piece.what, &mut bytes);
         self.write(gather.strip.on_device(stripe, piece.range.start).at, &bytes)?;
+        self.memory.lock().push(bytes);
         self.count(trouble, len);
         Ok(())
     }

@@ -5,6 +5,7 @@ use super::copy::Copying;
 use crate::engine::Core;
 use crate::engine::exclusive::{Claim, ExclusiveOperation};
 use crate::error::{Error, Result};
+use crate::lock::Mutex;
 use larder_format::items::{DevReplace, ReplaceState};
 use larder_format::{DEVICE_RESERVED, DeviceId};
 use larder_volume::{Device, MappedChunk, superblock};
@@ -175,6 +176,7 @@ fn copy(core: &Core, target: Arc<dyn Device>, control: &ReplaceControl) -> Resul
         source: item.source(),
         target: target.clone(),
         avoid: item.avoids_source(),
+        memory: Mutex::default(),
     };
     copying.run(item.cursor())?;
     if fault!(core.options.tuning, ReplaceUnmirrored) {

@@ -173,8 +173,8 @@ impl ScrubControl {
         self.own.fetch_add(transfers, Ordering::Relaxed);
     }
 
-    /// What was asked of the devices before the scrub began is nobody's work. See
-    /// [`Self::others_work`].
+    /// What was asked of the devices until now is nobody's work: what came before the scrub, and
+    /// the commit that it begins with. See [`Self::others_work`].
     pub(super) fn forget_earlier_work(&self, volume: &Volume, nodes: u64) {
         self.others.store(self.transfers_of_others(volume, nodes), Ordering::Relaxed);
     }

@@ -9,9 +9,9 @@ use super::content::{Content, SECTOR, Sector, View};
 use super::control::ScrubControl;
 use crate::engine::Core;
 use crate::error::Result;
-use larder_volume::Strip;
+use larder_volume::{Strip, TransferMemory};
 use std::collections::BTreeSet;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::thread;
 
 /// Gaps up to this many sectors are read, too.
@@ -32,43 +32,9 @@ pub(super) struct Copy {
     /// May its device be used?
     pub(super) is_here: bool,
     /// As long as the strip. What was not read is anything.
-    pub(super) bytes: Buffer,
+    pub(super) bytes: TransferMemory,
     /// Sectors that could not be read.
     pub(super) unreadable: BTreeSet<usize>,
-}
-
-/// Memory that begins at a page, as transfers past the page cache want it.
-#[derive(Debug, Default)]
-pub(super) struct Buffer {
-    memory: Vec<u8>,
-    start: usize,
-    len: usize,
-}
-
-impl Buffer {
-    /// Makes it so many bytes long. They are anything.
-    fn resize(&mut self, len: usize) {
-        const PAGE: usize = SECTOR as usize;
-        if self.memory.len() < len + PAGE {
-            self.memory = vec![0; len + PAGE];
-            let at = self.memory.as_ptr().addr();
-            self.start = at.next_multiple_of(PAGE) - at;
-        }
-        self.len = len;
-    }
-}
-
-impl Deref for Buffer {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.memory[self.start..self.start + self.len]
-    }
-}
-
-impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.len]
-    }
 }
 
 fn index(n: u64) -> usize {
@@ -130,7 +96,7 @@ impl<'a> Known<'a> {
         self,
         core: &Core,
         control: &ScrubControl,
-        mut buffer: impl FnMut() -> Option<Buffer>,
+        mut buffer: impl FnMut() -> Option<TransferMemory>,
     ) -> Loaded<'a> {
         let Self { strip, view, content, wanted } = self;
         let stripes = strip.chunk().stripes.iter();

@@ -6,14 +6,14 @@
 //! under way is new, and is left to the next scrub.
 
 use super::control::ScrubControl;
-use super::load::{Buffer, Known, Loaded, look};
+use super::load::{Known, Loaded, look};
 use super::report::{ScrubOptions, ScrubState};
 use super::{mend, rows, supers};
 use crate::engine::Core;
 use crate::error::{Error, Result};
 use crate::lock::{self, Condvar, Mutex};
 use larder_format::DeviceId;
-use larder_volume::{MappedChunk, Strip};
+use larder_volume::{MappedChunk, Strip, TransferMemory};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
@@ -36,7 +36,7 @@ const WAITING: usize = 1;
 type Looked<'c> = (Known<'c>, bool);
 
 /// Buffers of strips that were judged: into it, and out of it.
-type Buffers = (Sender<Buffer>, Receiver<Buffer>);
+type Buffers = (Sender<TransferMemory>, Receiver<TransferMemory>);
 
 /// What the workers share.
 struct Job<'a> {
@@ -67,7 +67,6 @@ pub(crate) fn run(
     control: &ScrubControl,
     each: &(dyn Fn(&ScrubState) + Sync),
 ) -> Result<()> {
-    control.forget_earlier_work(&core.volume, nodes_read(core));
     let chunks = begin(core, options, control);
     let result = if !options.read_only && core.volume.is_read_only() {
         let why = "a device cannot be written, so a scrub can only look".to_owned();
@@ -131,6 +130,7 @@ fn scrub(
         supers::judge_copies(core, control, options)?;
         core.commit()?;
     }
+    control.forget_earlier_work(&core.volume, nodes_read(core));
     let workers = core.volume.devices().count().clamp(1, MOST_WORKERS);
     let queue = Mutex::new(Queue { left, ..Queue::default() });
     let job = Job { core, options, control, each, queue, changed: Condvar::new() };
@@ -242,7 +242,7 @@ impl Job<'_> {
         &self,
         looked: &Receiver<Looked<'c>>,
         to: &SyncSender<Loaded<'c>>,
-        buffers: &Receiver<Buffer>,
+        buffers: &Receiver<TransferMemory>,
     ) -> Result<()> {
         // How long the last piece took, if the devices have not been left to others since.
         let mut took = Duration::ZERO;
@@ -261,7 +261,12 @@ impl Job<'_> {
     }
 
     /// Judges a strip of the chunk that begins at `start`.
-    fn judge(&self, mut loaded: Loaded<'_>, start: u64, spare: &Sender<Buffer>) -> Result<()> {
+    fn judge(
+        &self,
+        mut loaded: Loaded<'_>,
+        start: u64,
+        spare: &Sender<TransferMemory>,
+    ) -> Result<()> {
         let end = loaded.strip.end();
         mend::judge(self.core, self.control, self.options, &mut loaded)
             .and_then(|mut judged| rows::judge(&mut judged))?;

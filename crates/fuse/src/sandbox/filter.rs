@@ -261,13 +261,18 @@ mod imp {
         libc::F_SETFL,
     ];
 
-    /// What a thread may do with itself: have a name, name its memory, and read its rights.
-    const PRCTLS: [libc::c_int; 5] = [
+    /// `PR_GET_AUXV`: what the kernel has told the process of itself and the machine.
+    const GET_AUXV: libc::c_int = 0x4155_5856;
+
+    /// What a thread may do with itself: have a name, name its memory, and read its rights and what
+    /// it was told at its start.
+    const PRCTLS: [libc::c_int; 6] = [
         libc::PR_SET_NAME,
         libc::PR_GET_NAME,
         libc::PR_SET_VMA,
         libc::PR_CAPBSET_READ,
         libc::PR_SET_NO_NEW_PRIVS,
+        GET_AUXV,
     ];
 
     /// One condition on the low 32 bits of an argument.

@@ -9,6 +9,7 @@
 //! for one.
 
 use super::aligned::{ALIGN, Gather};
+use super::memory::TransferMemory;
 use super::os;
 use io_uring::register::Restriction;
 use io_uring::squeue::{self, SubmissionQueue};
@@ -79,9 +80,7 @@ struct Piece {
 
 struct Ring {
     ring: IoUring,
-    memory: Vec<u8>,
-    /// First aligned byte of the memory.
-    start: usize,
+    memory: TransferMemory,
     free: Vec<usize>,
     pieces: [Option<Piece>; SLOTS],
 }
@@ -106,15 +105,12 @@ impl Ring {
             Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()),
         ])?;
         ring.submitter().register_enable_rings()?;
-        // Zeroed memory takes up room only once it is used.
-        let memory = vec![0; SLOTS * SLOT + ALIGN];
-        let start = memory.as_ptr().addr().next_multiple_of(ALIGN) - memory.as_ptr().addr();
-        Ok(Self { ring, memory, start, free: (0..SLOTS).rev().collect(), pieces: [None; SLOTS] })
+        let memory = TransferMemory::new(SLOTS * SLOT);
+        Ok(Self { ring, memory, free: (0..SLOTS).rev().collect(), pieces: [None; SLOTS] })
     }
 
     fn slot(&mut self, slot: usize, len: usize) -> &mut [u8] {
-        let first = self.start + slot * SLOT;
-        &mut self.memory[first..first + len]
+        &mut self.memory[slot * SLOT..][..len]
     }
 
     /// # Errors

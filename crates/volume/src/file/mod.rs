@@ -19,6 +19,7 @@ mod batch;
 mod direct;
 #[cfg(unix)]
 mod handover;
+mod memory;
 mod os;
 #[cfg_attr(not(target_os = "linux"), path = "overlap/none.rs")]
 pub(crate) mod overlap;
@@ -40,6 +41,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use crate::lock::OpenMode;
 #[cfg(unix)]
 pub use handover::Handover;
+pub use memory::TransferMemory;
 
 /// Whether transfers go through the machine's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

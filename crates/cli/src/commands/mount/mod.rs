@@ -124,6 +124,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.mount_helper {
         return run_helper(args, &wishes);
     }
+    if args.foreground && !larder_fuse::has_modest_allocator() {
+        let failed = this_program()?.args(std::env::args_os().skip(1)).exec();
+        tracing::info!("the program could not be started anew: {failed}");
+    }
     if args.daemon || args.foreground {
         larder_fuse::without_huge_pages();
         // The sandbox would not show how much memory there is.
@@ -155,13 +159,15 @@ fn call(role: &str, options: &[String]) -> Vec<OsString> {
     arguments
 }
 
-/// This program once more, for another role.
+/// This program once more, to serve a mount, or for another role.
 fn this_program() -> anyhow::Result<Command> {
     let mut program = Command::new(
         std::env::current_exe().context("finding the program itself").could_not_run()?,
     );
     // The name under which this program was started may be that of the mount helper.
     program.arg0("larder");
+    let (name, value) = larder_fuse::MODEST_ALLOCATOR;
+    program.env(name, value);
     Ok(program)
 }
 

@@ -196,6 +196,8 @@ Nothing {
     ScrubState = "the state of a scrub";
     /// How far the replacement of a device is.
     ReplaceState = "the state of a replacement";
+    /// Memory of pieces that were copied.
+    ReplaceMemory = "the memory of a replacement";
     /// What commits write of it.
     Replacement = "the replacement of a device";
     /// How far a balance is.

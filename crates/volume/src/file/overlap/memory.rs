@@ -1,14 +1,14 @@
 //! Memory of a batch: pieces of it are lent, and come back in any order. It is handed out round and
 //! round, so a piece that stays long keeps those behind it waiting, and nothing is ever moved.
 
-use crate::file::aligned::ALIGN;
+use crate::file::memory::TransferMemory;
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Aligned memory of a fixed size.
 pub(super) struct Memory {
     /// Empty before it is first used.
-    bytes: Vec<u8>,
+    bytes: TransferMemory,
     size: usize,
     /// Where the next piece may begin.
     next: usize,
@@ -34,7 +34,7 @@ pub(super) struct Lent {
 
 impl Memory {
     pub(super) fn new(size: usize) -> Self {
-        Self { bytes: Vec::new(), size, next: 0, lent: VecDeque::new(), first: 0 }
+        Self { bytes: TransferMemory::default(), size, next: 0, lent: VecDeque::new(), first: 0 }
     }
 
     /// Lends `len` bytes that lie behind each other, whole blocks. `None` while there is no room
@@ -42,8 +42,7 @@ impl Memory {
     pub(super) fn lend(&mut self, len: usize) -> Option<Lent> {
         let start = self.room_for(len)?;
         if self.bytes.is_empty() {
-            // Zeroed memory takes up room only once it is used.
-            self.bytes = vec![0; self.size + ALIGN];
+            self.bytes = TransferMemory::new(self.size);
         }
         let range = start..start + len;
         self.next = range.end;
@@ -66,9 +65,7 @@ impl Memory {
 
     /// The bytes of a piece that is lent.
     pub(super) fn bytes(&mut self, lent: &Lent) -> &mut [u8] {
-        let memory = &mut self.bytes;
-        let start = memory.as_ptr().addr().next_multiple_of(ALIGN) - memory.as_ptr().addr();
-        &mut memory[start + lent.range.start..start + lent.range.end]
+        &mut self.bytes[lent.range.clone()]
     }
 
     pub(super) fn give_back(&mut self, lent: Lent) {
@@ -84,6 +81,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::aligned::ALIGN;
 
     /// Pieces come back in any order, never overlap, and all of it can be lent in the end.
     #[test]
