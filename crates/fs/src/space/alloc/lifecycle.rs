@@ -16,6 +16,10 @@ use larder_format::{Generation, Logical};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Blocks of the chunk tree that a commit may write: it has few leaves, and is at most two levels
+/// higher than these.
+const CHUNK_TREE_BLOCKS: u64 = 32;
+
 impl Allocator {
     /// A new chunk whose items the running transaction will write, unless there is one that the
     /// caller has not seen.
@@ -129,18 +133,22 @@ impl Allocator {
     }
 
     /// Would the commit of the transaction `newest`, which can use no chunks of later ones, find
-    /// what is promised without this group? The device space that is free now may go to a chunk
-    /// that is of no use to it.
+    /// what it needs without this group? The device space that is free now may go to a chunk that
+    /// is of no use to it. Metadata has promises. For the chunk tree there are none, and any commit
+    /// may change it.
     pub(crate) fn commit_can_do_without(&self, group: &BlockGroup, newest: Generation) -> bool {
-        let has_metadata = |g: &BlockGroup| g.flags().contains(BlockGroupFlags::METADATA);
-        if !has_metadata(group) {
+        let flags = group.flags();
+        let (of, needed) = if flags.contains(BlockGroupFlags::METADATA) {
+            (BlockGroupFlags::METADATA, self.accounts.figures(SpaceKind::Metadata).reserved)
+        } else if flags.contains(BlockGroupFlags::SYSTEM) {
+            (BlockGroupFlags::SYSTEM, CHUNK_TREE_BLOCKS * u64::from(self.features.nodesize))
+        } else {
             return true;
-        }
+        };
         let all = self.groups.all();
-        let others = all.iter().filter(|g| has_metadata(g) && g.run() != group.run());
+        let others = all.iter().filter(|g| g.flags().contains(of) && g.run() != group.run());
         let usable = others.filter(|g| !g.is_read_only() && g.created_in() <= newest);
-        let free: u64 = usable.map(|g| g.usage().free).sum();
-        free >= self.accounts.figures(SpaceKind::Metadata).reserved
+        usable.map(|g| g.usage().free).sum::<u64>() >= needed
     }
 
     /// Takes block groups in which nothing is left out of service, except the last of each kind and

@@ -239,3 +239,22 @@ fn who_waits_for_metadata_holds_none_that_others_wait_for() {
     drop(held);
     w.close();
 }
+
+/// A commit finds room for the chunk tree, whatever is closed. No chunk can be made for it here.
+#[test]
+fn the_last_space_of_the_chunk_tree_is_not_closed() {
+    let world = World::new(300 * MIB);
+    let core = world.core();
+    let (space, kind) = (&core.space, SpaceKind::System);
+    let made = space.chunk_in_running(&core.txns, kind, space.seen(kind)).unwrap();
+    assert_eq!(made, ChunkOutcome::Granted);
+    world.fill_with_chunks(SpaceKind::Data);
+    let all = space.groups.all();
+    let system: Vec<_> = all.iter().filter(|group| group.kind() == kind).collect();
+    let close = |group: &&Arc<crate::space::groups::BlockGroup>| {
+        crate::relocate::try_close(core, group).unwrap()
+    };
+    assert_eq!(system.iter().map(close).collect::<Vec<_>>(), [true, false]);
+    core.commit_now().unwrap();
+    world.close();
+}
