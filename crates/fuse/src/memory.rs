@@ -54,7 +54,8 @@ pub fn without_huge_pages() {
         // SAFETY: sets a flag of this process; no memory is passed.
         unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, on, how, none, none) == 0 }
     };
-    if !(has_modest_allocator() && disable(EXCEPT_ADVISED)) && !disable(0) {
+    let is_done = has_modest_allocator() && disable(EXCEPT_ADVISED) || disable(0);
+    if !is_done {
         tracing::debug!(error = %std::io::Error::last_os_error(), "huge pages stay as they are");
     }
 }

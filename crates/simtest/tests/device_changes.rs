@@ -7,7 +7,7 @@ use larder_fs::{
     Clearing, Error, Fault, FileKind, Filesystem, InodeId, NewInode, OpenOptions, Outcome, Tuning,
 };
 use larder_simtest::crash::{CrashState, Crashes, Limits};
-use larder_simtest::device::{DiscardEffect, Seq, SimDevice};
+use larder_simtest::device::{AccessKind, DiscardEffect, Fault as Failing, Seq, SimDevice};
 use larder_simtest::image::Image;
 use larder_volume::{Device, read_superblock};
 use std::ops::{ControlFlow, RangeInclusive};
@@ -278,6 +278,24 @@ fn survives(
     }
     fs.close().map_err(text)?;
     complaints(&all)
+}
+
+/// A commit must not count a device that cannot have a superblock.
+#[test]
+fn a_device_that_fails_is_not_added() {
+    for kind in [AccessKind::Write, AccessKind::Flush] {
+        let device = Arc::new(SimDevice::new(base(KINDS[1])).unrecorded());
+        let all = device.devices();
+        let fs = Filesystem::open_devices(all[..2].to_vec(), options(Tuning::default())).unwrap();
+        device.inject(Failing::nth(0, move |a| a.disk() == 2 && a.kind == kind).forever());
+        fs.add_device(all[2].clone()).unwrap_err();
+        assert_eq!(fs.devices().len(), 2);
+        fs.sync().unwrap();
+        fs.close().unwrap();
+        drop(fs);
+        let fs = Filesystem::open_devices(all[..2].to_vec(), options(Tuning::default())).unwrap();
+        fs.close().unwrap();
+    }
 }
 
 #[test]

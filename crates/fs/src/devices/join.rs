@@ -2,8 +2,11 @@
 //!
 //! Until the commit that counts it the device belongs to nothing: no chunk lies on it, and no
 //! superblock but its own says that it exists. Its own is durable first, see
-//! `transaction::barrier`. Rows of chunks with parity become longer with a device. So what is
-//! reserved has to be enough for them before the first such chunk can be made.
+//! `transaction::barrier`. The device has to take writes and a flush before that, so one that does
+//! not work is refused. One that fails in just the commit that counts it is lost like any other.
+//!
+//! Rows of chunks with parity become longer with a device. So what is reserved has to be enough for
+//! them before the first such chunk can be made.
 
 use super::{SMALLEST_DEVICE, fit};
 use crate::engine::Core;
@@ -11,7 +14,7 @@ use crate::engine::exclusive::ExclusiveOperation;
 use crate::error::{Error, Result};
 use crate::space::DeviceChange;
 use larder_format::{DevItem, DeviceId, SECTOR_SIZE};
-use larder_volume::Device;
+use larder_volume::{Device, superblock};
 use std::sync::Arc;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U32, U64};
@@ -29,6 +32,8 @@ pub(crate) fn add(core: &Core, device: Arc<dyn Device>) -> Result<DeviceId> {
     let id = DeviceId(all.last().map_or(0, |d| d.id.0) + 1);
     let item = item(id, size, core.new_uuid(), fit::fsid_of_devices(core));
     let name = device.name();
+    // It may have left the file system without learning of it.
+    superblock::erase_superblocks(&*device)?;
     core.volume.add_device(id, crate::watch::device(device))?;
     let joined = (|| {
         core.space.expect_devices(all.len() as u64 + 1);

@@ -128,7 +128,7 @@ impl Volume {
             let any_takes = !found.stripes.iter().all(takes_none);
             for stripe in found.stripes {
                 let is_spared = any_takes && takes_none(&stripe);
-                push(to, stripe, is_spared, of, &data, transfers)?;
+                push(to, stripe, is_spared, of, data.clone(), transfers)?;
             }
             done += found.len;
         }
@@ -298,7 +298,7 @@ pub(super) fn push<'a>(
     stripe: Stripe,
     is_spared: bool,
     of: usize,
-    data: &Cow<'a, [IoSlice<'a>]>,
+    data: Cow<'a, [IoSlice<'a>]>,
     transfers: &mut Vec<Transfer<'a>>,
 ) -> VolumeResult<()> {
     if let Some(mirror) = to.mirror(stripe.device) {
@@ -311,7 +311,7 @@ pub(super) fn push<'a>(
     if to.member(stripe.device).is_none() {
         return Err(no_member(stripe));
     }
-    transfers.push(Transfer { stripe, of, data: data.clone() });
+    transfers.push(Transfer { stripe, of, data });
     Ok(())
 }
 

@@ -242,7 +242,7 @@ fn a_write_goes_by_the_members_of_its_beginning() {
         let (mut transfers, place) = (Vec::new(), v.map().chunks()[0].stripes[0]);
         let bytes = [7 + u8::from(is_missing); 4096];
         let data = Cow::Owned(vec![IoSlice::new(&bytes)]);
-        write::push(&to, place, is_missing, 0, &data, &mut transfers).unwrap();
+        write::push(&to, place, is_missing, 0, data, &mut transfers).unwrap();
         thread::scope(|scope| {
             let promoted = scope.spawn(|| v.promote_target().unwrap());
             // Then only the write that has begun keeps it from its end.
