@@ -121,10 +121,8 @@ impl MoveJudge<'_> {
     /// Opens, goes on and uses a state.
     fn goes_on(&self, look: &Look<'_>, image: &Image, done: &mut Done) -> Result<(), String> {
         let device = Arc::new(SimDevice::new(image.clone()).unrecorded());
-        // A replacement that began may lack its target, and the file system a device that was just
-        // added, if that is the one that fails.
-        let joins = self.scene.moving == Moving::Remove && self.failing.is_some();
-        let degraded = self.scene.moving == Moving::BadTarget || joins;
+        // A replacement that began may lack its target, if that has failed.
+        let degraded = self.scene.moving == Moving::BadTarget;
         let options = &OpenOptions { degraded, ..self.judge.options.clone() };
         let fs = match open(&device, options) {
             Ok((fs, _)) => fs,
