@@ -135,8 +135,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Replace(args) => replace::run(args),
         What::Usage { common } => usage(common),
         What::Add { force, size, json, device, target } => {
-            let summary = add(device, *size, *force, target)?;
-            tell(&summary, *json, &added(device, target, &summary)?)
+            let seed = seed_of(target)?;
+            let summary = match &seed {
+                Some(seed) => sprout(device, *size, *force, seed)?,
+                None => add(device, *size, *force, target)?,
+            };
+            tell(&summary, *json, &added(device, target, seed.as_deref(), &summary))
         }
         What::Remove { json, device, target } => {
             let summary = remove(device.clone(), target)?;
@@ -151,17 +155,17 @@ fn tell(summary: &Summary, json: bool, text: &str) -> anyhow::Result<()> {
     if json { print::json(summary) } else { print::line(text) }
 }
 
-fn added(device: &Path, target: &Path, summary: &Summary) -> anyhow::Result<String> {
+fn added(device: &Path, target: &Path, seed: Option<&Path>, summary: &Summary) -> String {
     let (shown, id) = (print::path(device), summary.device);
-    let Some(seed) = seed_of(target)? else { return Ok(format!("{shown} is device {id} now")) };
-    let seed = print::path(&seed);
+    let Some(seed) = seed else { return format!("{shown} is device {id} now") };
+    let seed = print::path(seed);
     let built = format!("{shown} is a file system of its own now, built upon {seed}");
-    Ok(match target.is_dir() {
-        true => {
-            format!("{built}: `larder mount {shown} DIR` mounts it, and this is still the seed")
-        }
-        false => format!("{built}: it is mounted by its name"),
-    })
+    if target.is_dir() {
+        return format!(
+            "{built}: `larder mount {shown} DIR` mounts it, and this is still the seed"
+        );
+    }
+    format!("{built}: it is mounted by its name")
 }
 
 /// The seed that a target is, or that is mounted there. `None`: it is something else.
@@ -194,9 +198,6 @@ pub(crate) fn add(
     force: bool,
     target: &Path,
 ) -> anyhow::Result<Summary> {
-    if let Some(seed) = seed_of(target)? {
-        return sprout(device, size, force, &seed);
-    }
     if target.is_dir() {
         let device = device_changes::open_new(device, size, force)?;
         return change_devices(target, Order::Add, Some(device));
