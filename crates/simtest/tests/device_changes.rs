@@ -7,7 +7,7 @@ use larder_fs::{
     Clearing, Error, Fault, FileKind, Filesystem, InodeId, NewInode, OpenOptions, Outcome, Tuning,
 };
 use larder_simtest::crash::{CrashState, Crashes, Limits};
-use larder_simtest::device::{AccessKind, DiscardEffect, Fault as Failing, Seq, SimDevice};
+use larder_simtest::device::{Access, AccessKind, DiscardEffect, Fault as Failing, Seq, SimDevice};
 use larder_simtest::image::Image;
 use larder_volume::{Device, read_superblock};
 use std::ops::{ControlFlow, RangeInclusive};
@@ -296,6 +296,32 @@ fn a_device_that_fails_is_not_added() {
         let fs = Filesystem::open_devices(all[..2].to_vec(), options(Tuning::default())).unwrap();
         fs.close().unwrap();
     }
+}
+
+/// It is behind then, like any other that fails, and not missing. Here it fails at each of its
+/// operations in turn, and the power is cut after that.
+#[test]
+fn a_device_that_fails_in_the_commit_that_counts_it_is_not_missing() {
+    let mut counted = 0;
+    for n in 0.. {
+        let device = Arc::new(SimDevice::new(base(KINDS[1])).unrecorded());
+        let all = device.devices();
+        let fs = Filesystem::open_devices(all[..2].to_vec(), options(Tuning::default())).unwrap();
+        let writes = |a: &Access| a.disk() == 2 && a.kind != AccessKind::Read;
+        device.inject(Failing::nth(n, writes).forever());
+        let added = fs.add_device(all[2].clone());
+        let (failed, image) = (device.counts().faults > 0, device.image());
+        drop(fs);
+        let cut = Arc::new(SimDevice::new(image).unrecorded());
+        let (fs, _) = open_again(&cut).unwrap_or_else(|e| panic!("operation {n}: {e}"));
+        assert_eq!(fs.devices().len(), if added.is_ok() { 3 } else { 2 }, "operation {n}");
+        fs.close().unwrap();
+        counted += u32::from(failed && added.is_ok());
+        if !failed {
+            break;
+        }
+    }
+    assert!(counted > 0, "the device never failed in the commit that counts it");
 }
 
 #[test]

@@ -89,4 +89,10 @@ impl VolumeError {
     pub fn apart(device: &dyn Device, id: DeviceId, other: DeviceId) -> Self {
         Self::Apart { device: device.name(), id, other }
     }
+
+    /// A device that could not make durable what it was given.
+    pub fn flush(device: &dyn Device, source: io::Error) -> Self {
+        let (at, len) = (Physical(0), device.size());
+        Self::Io { device: device.name(), op: "flush", at, len, source }
+    }
 }

@@ -129,14 +129,16 @@ pub fn write_superblocks(
 /// # Errors
 /// What the device says.
 pub fn erase_superblocks(device: &dyn Device) -> VolumeResult<()> {
-    let failed = |op, at, source| {
-        let len = SUPER_SIZE as u64;
-        VolumeError::Io { device: device.name(), op, at, len, source }
-    };
     for at in copies_within(device.size()) {
-        device.write_at(at, &[0; SUPER_SIZE]).map_err(|e| failed("write", at, e))?;
+        device.write_at(at, &[0; SUPER_SIZE]).map_err(|source| VolumeError::Io {
+            device: device.name(),
+            op: "write",
+            at,
+            len: SUPER_SIZE as u64,
+            source,
+        })?;
     }
-    device.flush().map_err(|e| failed("flush", Physical(0), e))
+    device.flush().map_err(|e| VolumeError::flush(device, e))
 }
 
 #[cfg(test)]

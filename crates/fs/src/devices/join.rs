@@ -2,8 +2,8 @@
 //!
 //! Until the commit that counts it the device belongs to nothing: no chunk lies on it, and no
 //! superblock but its own says that it exists. Its own is durable first, see
-//! `transaction::barrier`. The device has to take writes and a flush before that, so one that does
-//! not work is refused. One that fails in just the commit that counts it is lost like any other.
+//! `transaction::barrier`, and so a device that does not work is refused. One that fails in just
+//! the commit that counts it is behind from then on, like any other that fails.
 //!
 //! Rows of chunks with parity become longer with a device. So what is reserved has to be enough for
 //! them before the first such chunk can be made.
@@ -31,27 +31,36 @@ pub(crate) fn add(core: &Core, device: Arc<dyn Device>) -> Result<DeviceId> {
     let all = core.space.devices();
     let id = DeviceId(all.last().map_or(0, |d| d.id.0) + 1);
     let item = item(id, size, core.new_uuid(), fit::fsid_of_devices(core));
-    let name = device.name();
     // It may have left the file system without learning of it.
     superblock::erase_superblocks(&*device)?;
-    core.volume.add_device(id, crate::watch::device(device))?;
-    let joined = (|| {
-        core.space.expect_devices(all.len() as u64 + 1);
-        crate::file::flush_all(core)?;
-        core.commit_now()?;
-        // That commit has flushed it.
-        if !core.volume.takes_writes(id) {
-            return Err(Error::Unsupported(format!("{name}: it fails")));
-        }
-        core.change_devices(DeviceChange::Add(item))
-    })();
-    if let Err(e) = joined {
+    let device = crate::watch::device(device);
+    core.volume.add_device(id, device.clone())?;
+    core.space.expect_devices(all.len() as u64 + 1);
+    if let Err(e) = join(core, &*device, item) {
         core.space.expect_devices(all.len() as u64);
         core.volume.remove_device(id)?;
+        // A commit that failed may have counted it.
+        if core.check_writable().is_ok()
+            && let Err(e) = superblock::erase_superblocks(&*device)
+        {
+            tracing::warn!(%id, "the superblock of a device that was refused is still there: {e}");
+        }
         return Err(e);
     }
     tracing::info!(%id, size, "a device has joined");
     Ok(id)
+}
+
+/// Makes a device a member that is not counted yet.
+fn join(core: &Core, device: &dyn Device, item: DevItem) -> Result<()> {
+    crate::file::flush_all(core)?;
+    core.commit_now()?;
+    // That commit has flushed it.
+    if !core.volume.takes_writes(DeviceId(item.devid.get())) {
+        return Err(Error::Unsupported(format!("{}: it fails", device.name())));
+    }
+    core.introduce(device, &item)?;
+    core.change_devices(DeviceChange::Add(item))
 }
 
 /// Bytes of the device that can be used.

@@ -160,13 +160,7 @@ fn bring_up_to_date(core: &Core, control: &ScrubControl, id: DeviceId) -> Result
     let Some(mirrors) = copy(&written, id, Physical(0)) else { return Ok(()) };
     write_superblocks(&*device, &mirrors, SuperCopies::All)?;
     write_superblocks(&*device, &superblock, SuperCopies::Primary)?;
-    device.flush().map_err(|source| VolumeError::Io {
-        device: device.name(),
-        op: "flush",
-        at: Physical(0),
-        len: device.size(),
-        source,
-    })?;
+    device.flush().map_err(|e| VolumeError::flush(&*device, e))?;
     control.with(|state| state.brought_up_to_date.push(id.0));
     Ok(())
 }

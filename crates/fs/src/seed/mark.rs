@@ -36,13 +36,7 @@ pub fn set_seed(devices: Vec<Arc<dyn Device>>, seed: bool) -> Result<bool> {
         flags.set(SuperFlags::SEEDING, seed);
         superblock.set_super_flags(flags);
         write_superblocks(device, &superblock, SuperCopies::All)?;
-        device.flush().map_err(|source| VolumeError::Io {
-            device: device.name(),
-            op: "flush",
-            at: larder_format::SUPER_OFFSETS[0],
-            len: larder_format::SUPER_SIZE as u64,
-            source,
-        })?;
+        device.flush().map_err(|e| VolumeError::flush(device, e))?;
     }
     Ok(true)
 }

@@ -9,15 +9,17 @@
 //!   thread that writes either holds [`SuperblockWritten`].
 //! - A device that is new has its superblock before the others count it: flush, superblocks of new
 //!   devices, flush, all superblocks, flush. So a crash leaves no file system that misses a device.
+//!   A device that joins has one of the last commit even before, and may fail in the commit that
+//!   counts it: then it is behind, and not missing.
 //!
 //! A flush counts as good only if no early flush failed beside it: see [`super::early_flush`].
 
 use crate::error::{Error, Result};
 use crate::transaction::{Ground, SuperblockWritten, Superblocks};
 use crate::tree::Pointer;
-use larder_format::Generation;
-use larder_volume::VolumeResult;
+use larder_format::{DevItem, Generation};
 use larder_volume::superblock::{SuperCopies, write_superblocks};
+use larder_volume::{Device, VolumeError, VolumeResult};
 use zerocopy::little_endian::U64;
 
 impl Ground {
@@ -72,6 +74,23 @@ impl Ground {
         let superblocks = &written.superblocks;
         self.volume.write_superblocks(&|id| superblocks.of(id), SuperCopies::All)?;
         self.flush()
+    }
+
+    /// Gives a device that is about to join a superblock of the last commit, and makes that durable.
+    /// The file system does not know the device yet, and is opened without it after a crash.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn introduce(&self, device: &dyn Device, item: &DevItem) -> Result<()> {
+        if fault!(self.options.tuning, DeviceCountedFirst) {
+            return Ok(());
+        }
+        let mut superblock = self.superblock_written.lock().superblocks.common.clone();
+        superblock.dev_item = *item;
+        superblock.log_root = U64::new(0);
+        superblock.log_root_level = 0;
+        write_superblocks(device, &superblock, SuperCopies::All)?;
+        device.flush().map_err(|e| VolumeError::flush(device, e).into())
     }
 
     fn flush_around(&self, superblocks: &Superblocks) -> Result<()> {
