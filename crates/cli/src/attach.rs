@@ -121,6 +121,11 @@ pub(crate) enum Answer {
     Ending { pid: u32 },
 }
 
+/// Do both paths lead to the same image?
+pub(crate) fn are_one(image: &Path, other: &Path) -> bool {
+    identity(image).is_some_and(|name| identity(other) == Some(name))
+}
+
 /// A name for an image, the same for every path to it; `None` if it cannot be looked at.
 fn identity(image: &Path) -> Option<String> {
     let meta = fs::metadata(image).ok()?;
@@ -430,6 +435,15 @@ impl Found {
         let dirs = directories(Some(user)).into_iter();
         let mut all = dirs.flat_map(|dir| sockets(&dir, user, &identity));
         all.find_map(|path| Some(Self { socket: connect(&path)?, path }))
+    }
+
+    /// The attach socket of this name, if it is one of this user.
+    pub(crate) fn at(path: &Path, user: u32) -> Option<Self> {
+        let dir = path.parent()?;
+        let is_of_user = directories(Some(user)).iter().any(|of_user| of_user == dir)
+            && state::belongs_to(dir, user);
+        let socket = is_of_user.then(|| connect(path)).flatten()?;
+        Some(Self { socket, path: path.to_owned() })
     }
 
     /// Asks for a mount, and waits for the answer. `None`: the daemon is gone.

@@ -43,6 +43,9 @@ pub(crate) struct Record {
     /// namespace of its requester.
     #[serde(default)]
     pub(crate) witness: Option<u32>,
+    /// The daemon's attach socket. The image may have been replaced, and be gone.
+    #[serde(default)]
+    pub(crate) socket: Option<PathBuf>,
     /// The mount has ended, and its daemon serves others.
     #[serde(default)]
     pub(crate) daemon_goes_on: bool,
@@ -110,6 +113,7 @@ impl Claim {
             read_only,
             stage: Stage::Starting,
             witness: None,
+            socket: None,
             daemon_goes_on: false,
             result: None,
         };
@@ -136,6 +140,7 @@ impl Claim {
             read_only,
             stage: Stage::Starting,
             witness: Some(witness),
+            socket: None,
             daemon_goes_on: false,
             result: None,
         };
@@ -148,6 +153,13 @@ impl Claim {
     /// The open file, to be handed over.
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Notes the daemon's attach socket. It is written down with the next stage.
+    #[must_use]
+    pub(crate) fn with_socket(mut self, socket: Option<&Path>) -> Self {
+        self.record.socket = socket.map(Path::to_owned);
+        self
     }
 
     /// Writes down how far the daemon has come. Nothing depends on a reader of it.

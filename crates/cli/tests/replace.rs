@@ -64,6 +64,30 @@ fn the_device_of_a_mount_is_replaced() {
     larder(args!["ls", s.image()]).fails(2, "not a btrfs file system");
 }
 
+/// The old device may be gone for good, and it is the name that the mount was made with.
+#[test]
+fn a_mount_is_found_when_its_only_device_was_replaced_and_taken_away() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    let data = noise(1 << 20);
+    fs::write(s.at("long"), &data).unwrap();
+    let (new, point) = (target(&s, "new", 300 << 20), s.point());
+    larder(args!["device", "replace", "1", &new, &point]).ok();
+    fs::remove_file(s.image()).unwrap();
+    larder(args!["balance", "status", &point]).ok();
+    larder(args!["scrub", "start", "--wait", &point]).ok();
+    let other = s.dir().join("other");
+    fs::create_dir(&other).unwrap();
+    larder(args!["mount", &new, &other]).ok();
+    assert!(fs::read(other.join("long")).unwrap() == data);
+    fs::write(other.join("later"), b"later").unwrap();
+    assert_eq!(fs::read(s.at("later")).unwrap(), b"later");
+    larder(args!["balance", "status", &other]).ok();
+    larder(args!["umount", &other]).ok();
+    larder(args!["umount", &point]).ok();
+    is_whole(&new, &data);
+}
+
 #[test]
 fn a_replacement_is_suspended_by_the_end_of_a_mount_and_goes_on_with_the_next() {
     let Some(s) = Scene::new() else { return };

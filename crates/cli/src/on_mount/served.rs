@@ -26,6 +26,8 @@ pub(crate) struct Served {
     user: u32,
     /// Its process, if it left a state file in this mount namespace.
     daemon: Option<u32>,
+    /// Its attach socket, as that file has it.
+    socket: Option<PathBuf>,
 }
 
 impl Served {
@@ -47,11 +49,11 @@ impl Served {
         let mut watches =
             mounts.iter().filter_map(|mount| Watch::find(&mount.point, mount.user).ok().flatten());
         let record = watches.find_map(|mut watch| watch.record().ok());
-        let (image, daemon) = match record {
-            Some(record) => (record.image, Some(record.pid)),
-            None => (PathBuf::from(&first.source), None),
+        let (image, daemon, socket) = match record {
+            Some(record) => (record.image, Some(record.pid), record.socket),
+            None => (PathBuf::from(&first.source), None, None),
         };
-        Ok(Self { path: path.to_owned(), device, fsid, image, user, daemon })
+        Ok(Self { path: path.to_owned(), device, fsid, image, user, daemon, socket })
     }
 
     /// The file system.
@@ -132,7 +134,9 @@ impl Served {
             ))
             .could_not_run();
         }
-        Ok(Found::of_user(&self.image, self.user))
+        let socket = self.socket.as_deref();
+        let noted = socket.and_then(|socket| Found::at(socket, self.user));
+        Ok(noted.or_else(|| Found::of_user(&self.image, self.user)))
     }
 
     /// What to say where the daemon has no socket.

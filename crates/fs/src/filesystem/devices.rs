@@ -232,8 +232,8 @@ fn is_member<'i>(found: &Found, item: Option<&'i DevItem>, sb: &Superblock) -> R
             "it is a seed, of file system {seed}, and file system {fsid} is not built upon it"
         ),
         None => format!(
-            "it says that it is device {}, which the file system does not have any more, or not yet \
-                (its superblock is of generation {}, the newest of {})",
+            "it says that it is device {}, which the file system does not have any more or not \
+                yet (its superblock is of generation {}, the newest of {})",
             found.id,
             found.generation,
             sb.generation()

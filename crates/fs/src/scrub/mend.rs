@@ -5,7 +5,8 @@
 //! the row (`sources`), and count only if they match. On a device that was away nearly everything
 //! is bad, so what lies side by side is read again in one transfer, and repaired in one. Data
 //! without checksums cannot be judged: where copies differ, the copy of a device that was never
-//! away is taken, and if there is more than one opinion among those, nothing is written.
+//! away is taken. If there is more than one opinion among those, a device that was away gets one of
+//! them, and nothing else is written.
 
 use super::content::{SECTOR, Sector};
 use super::control::ScrubControl;
@@ -17,7 +18,7 @@ use crate::error::Result;
 use larder_format::{DeviceId, Logical};
 use larder_volume::Place;
 use rayon::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sectors that a thread judges in one go.
 const STEP: usize = 64;
@@ -310,71 +311,106 @@ impl Judged<'_, '_> {
         let core = self.core;
         let at = self.loaded.content.address(n);
         let place = self.loaded.strip.place(at);
-        let behind = core.volume.behind();
         let copy = |stripe: usize| &self.loaded.copies[stripe];
         let readable = |s: usize| {
             !copy(s).is_here || copy(s).get(place.offset..place.offset + SECTOR).is_some()
         };
         // Space that was only allocated holds anything.
-        if behind.is_empty() && place.stripes.clone().all(readable) && !self.is_written(at)? {
+        if core.volume.behind().is_empty()
+            && place.stripes.clone().all(readable)
+            && !self.is_written(at)?
+        {
             return Ok(());
         }
         let kept_out = core.in_place.write();
+        let copies = self.copies_again(&place);
+        let verdict = self.verdict(&copies, at, &place);
+        for (stripe, right) in verdict.wrong {
+            if copies[&stripe].is_some() {
+                self.control.count(self.device(stripe), |c| c.differing += 1);
+            }
+            if !self.write(stripe, place.offset, &right, 1) {
+                self.control.count(self.device(stripe), |c| c.uncorrectable += 1);
+                self.spoil(stripe, place.offset..place.offset + SECTOR);
+            }
+        }
+        drop(kept_out);
+        for stripe in verdict.unreadable {
+            self.control.count(self.device(stripe), |c| c.uncorrectable += 1);
+            self.spoil(stripe, place.offset..place.offset + SECTOR);
+            self.report(Damage::Unreadable, at, SECTOR, stripe)?;
+        }
+        if let Some(stripe) = verdict.doubtful
+            && self.is_written(at)?
+        {
+            self.control.count(self.device(stripe), |c| {
+                c.differing += 1;
+                c.uncorrectable += 1;
+            });
+            self.report(Damage::CopiesDiffer, at, SECTOR, stripe)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the copies of a sector, by stripe.
+    fn copies_again(&mut self, place: &Place) -> Copies {
         let here = |stripe: &usize| self.loaded.copies[*stripe].is_here;
         let stripes: Vec<usize> = place.stripes.clone().filter(here).collect();
-        let copies: Vec<(usize, Option<Vec<u8>>)> = stripes
-            .iter()
-            .map(|s| (*s, self.read_again(*s, place.offset..place.offset + SECTOR)))
-            .collect();
+        let range = place.offset..place.offset + SECTOR;
+        let copies: Copies =
+            stripes.iter().map(|s| (*s, self.read_again(*s, range.clone()))).collect();
         for (stripe, copy) in &copies {
             match copy {
                 None => self.control.count(self.device(*stripe), |c| c.read_errors += 1),
                 Some(bytes) => self.loaded.copies[*stripe].set(place.offset, bytes),
             }
         }
-        let believed: BTreeSet<&Vec<u8>> = copies
-            .iter()
-            .filter(|(stripe, _)| !behind.contains(&self.device(*stripe)))
-            .filter_map(|(_, copy)| copy.as_ref())
-            .collect();
-        let right = match believed.len() {
-            0 => self.by_parity(at, &place),
-            1 => believed.first().map(|bytes| (*bytes).clone()),
-            _ => None,
-        };
-        let differ = believed.len() > 1;
-        for (stripe, copy) in &copies {
-            let Some(right) = right.as_ref().filter(|right| copy.as_ref() != Some(right)) else {
-                continue;
-            };
-            if copy.is_some() {
-                self.control.count(self.device(*stripe), |c| c.differing += 1);
-            }
-            if !self.write(*stripe, place.offset, right, 1) {
-                self.control.count(self.device(*stripe), |c| c.uncorrectable += 1);
-                self.spoil(*stripe, place.offset..place.offset + SECTOR);
-            }
-        }
-        drop(kept_out);
-        if right.is_some() {
-            return Ok(());
-        }
-        let unreadable: Vec<usize> =
-            copies.iter().filter(|(_, copy)| copy.is_none()).map(|(stripe, _)| *stripe).collect();
-        for stripe in unreadable {
-            self.control.count(self.device(stripe), |c| c.uncorrectable += 1);
-            self.spoil(stripe, place.offset..place.offset + SECTOR);
-            self.report(Damage::Unreadable, at, SECTOR, stripe)?;
-        }
-        if differ && self.is_written(at)? {
-            self.control.count(self.device(place.stripes.start), |c| {
-                c.differing += 1;
-                c.uncorrectable += 1;
-            });
-            self.report(Damage::CopiesDiffer, at, SECTOR, place.stripes.start)?;
-        }
-        Ok(())
+        copies
     }
+
+    /// What is to be done with the copies of a sector that has no checksum.
+    fn verdict(&mut self, copies: &Copies, at: Logical, place: &Place) -> Verdict {
+        let behind = self.core.volume.behind();
+        let was_away =
+            |stripe: usize| behind.contains(&self.loaded.strip.chunk().stripes[stripe].device);
+        let believed = copies.iter().filter(|(stripe, _)| !was_away(**stripe));
+        let believed: Vec<_> = believed.filter_map(|(s, c)| Some((*s, c.as_ref()?))).collect();
+        let opinions: BTreeSet<&Vec<u8>> = believed.iter().map(|(_, bytes)| *bytes).collect();
+        let differ = opinions.len() > 1;
+        // One that was away becomes as good as one of the others.
+        let may_be_judged = |stripe: usize| !differ || was_away(stripe);
+        let judged: Vec<usize> = copies.keys().copied().filter(|s| may_be_judged(*s)).collect();
+        let unreadable =
+            copies.iter().filter(|(_, copy)| copy.is_none()).map(|(stripe, _)| *stripe);
+        let doubtful = believed.first().map(|(stripe, _)| *stripe).filter(|_| differ);
+        let right = match believed.first() {
+            Some((_, bytes)) => Some((*bytes).clone()),
+            None => self.by_parity(at, place),
+        };
+        let Some(right) = right else {
+            return Verdict { wrong: Vec::new(), unreadable: unreadable.collect(), doubtful };
+        };
+        let is_wrong = |stripe: &usize| match &copies[stripe] {
+            Some(bytes) => *bytes != right && !opinions.contains(bytes),
+            None => true,
+        };
+        let unreadable = unreadable.filter(|stripe| !judged.contains(stripe)).collect();
+        let wrong = judged.iter().filter(|s| is_wrong(s)).map(|s| (*s, right.clone())).collect();
+        Verdict { wrong, unreadable, doubtful }
+    }
+}
+
+/// The copies of a sector that can be read, and those that cannot, by stripe.
+type Copies = BTreeMap<usize, Option<Vec<u8>>>;
+
+/// What is to be done with the copies of a sector that has no checksum.
+struct Verdict {
+    /// Copies that are wrong, and what is right.
+    wrong: Vec<(usize, Vec<u8>)>,
+    /// Copies for which nothing is known.
+    unreadable: Vec<usize>,
+    /// The first of those that say different things, each of which may be right.
+    doubtful: Option<usize>,
 }
 
 /// Lies the second right behind the first, on the same device?

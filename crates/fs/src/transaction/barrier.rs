@@ -76,8 +76,8 @@ impl Ground {
         self.flush()
     }
 
-    /// Gives a device that is about to join a superblock of the last commit, and makes that durable.
-    /// The file system does not know the device yet, and is opened without it after a crash.
+    /// Gives a device that is about to join a superblock of the last commit, durably. The file
+    /// system does not know the device yet, and is opened without it after a crash.
     ///
     /// # Errors
     /// The device's.

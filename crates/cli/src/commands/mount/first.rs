@@ -50,6 +50,7 @@ pub(super) fn serve(
         .inspect_err(|e| tracing::warn!("no further mounts can be made: {e:#}"))
         .ok();
     let socket_path = socket.as_ref().map(|socket| socket.path().to_owned());
+    let claim = claim.with_socket(socket_path.as_deref());
     let tidy = || tidy_up(Ended::Daemon, mountpoint, &image, socket_path.as_deref());
     // Before the mount exists, so that no signal can come in between and leave it behind.
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;

@@ -6,13 +6,15 @@
 //! what it has for its first one.
 
 use super::{Args, helper_command, note_uring, say_mounted, say_ready};
-use crate::attach::{Answer, Found, MountRequest};
+use crate::attach::{Answer, Found, MountRequest, are_one};
 use crate::failure::Advise;
 use crate::mount_options::{MountWishes, whole};
+use crate::mount_table::{self, Mount};
 use crate::state::{self, Claim, Outcome, Watch};
 use crate::{devices, utab};
 use anyhow::{Context, anyhow, bail};
-use larder_fuse::{MountHelper, Unmounter};
+use larder_fuse::{MountHelper, Unmounter, control};
+use larder_volume::{FileDevice, OpenMode, VolumeError};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -32,7 +34,9 @@ pub(super) fn mount(
 ) -> anyhow::Result<Option<Further>> {
     let source = args.source();
     let by_another_name = || devices::others(&source).iter().find_map(|path| Found::of(path));
-    let Some(found) = Found::of(&source).or_else(by_another_name) else { return Ok(None) };
+    let found =
+        Found::of(&source).or_else(by_another_name).or_else(|| by_devices_of_mounts(&source));
+    let Some(found) = found else { return Ok(None) };
     let shown = source.display().to_string();
     let image = std::fs::canonicalize(&source).with_context(|| shown.clone())?;
     let claim = Claim::new(&image, mountpoint, wishes.read_only).could_not_run()?;
@@ -60,6 +64,26 @@ pub(super) fn mount(
         }
         None => Ok(None),
     }
+}
+
+/// The daemon that uses this device instead of one that it was given: the device has taken the
+/// place of that one, or was added.
+fn by_devices_of_mounts(device: &Path) -> Option<Found> {
+    // Mounts are only asked if one of them may be meant.
+    if !matches!(FileDevice::open(device, OpenMode::Read), Err(VolumeError::Busy { .. })) {
+        return None;
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let has = |mount: &Mount| {
+        let devices = control::devices(&mount.point).unwrap_or_default();
+        let mut names = devices.iter().filter_map(|told| told["name"].as_str());
+        names.any(|name| are_one(Path::new(name), device))
+    };
+    let mounts = mount_table::all().ok()?;
+    let mut own = mounts.iter().filter(|m| m.is_larder() && m.user == Some(user));
+    let mount = own.find(|mount| has(mount))?;
+    let record = Watch::find(&mount.point, mount.user).ok()??.record().ok()?;
+    Found::at(&record.socket?, user)
 }
 
 fn ask(

@@ -308,7 +308,8 @@ impl Mounts {
         let member = self.join(wanted, &wishes)?;
         let read_only = wishes.read_only;
         let claim =
-            Claim::take_over(state, &self.image, &wanted.mountpoint, read_only, wanted.helper);
+            Claim::take_over(state, &self.image, &wanted.mountpoint, read_only, wanted.helper)
+                .map(|claim| claim.with_socket(self.socket.as_deref()));
         let helper = MountHelper::from_socket(helper, &wanted.mountpoint);
         let mounted = helper.mount(request(&wishes)).map_err(|e| e.to_string());
         match (claim.map_err(|e| format!("{e:#}")), mounted) {
