@@ -159,7 +159,8 @@ fn an_image_is_given_another_device_without_a_mount() {
     fs::remove_file(&images[0]).unwrap();
     let another = target(&s, "another", 256 << 20);
     larder(args!["device", "replace", "1", &another, &new]).fails(2, "missing");
-    larder(args!["device", "replace", "--degraded", "1", &another, &new]).ok();
+    larder(args!["device", "replace", "--degraded", "missing", &another, &new]).ok();
+    larder(args!["device", "replace", "missing", &new, &another]).fails(2, "no device of the file");
     is_whole(&another, &data);
 }
 

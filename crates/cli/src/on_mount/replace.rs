@@ -96,7 +96,7 @@ impl Replaced {
     }
 }
 
-/// The number of a device that is given by number or name.
+/// The number of a device that is given by number or name, or as the first that is missing.
 ///
 /// # Errors
 /// There is no such device.
@@ -108,8 +108,11 @@ pub(crate) fn number_of(source: &Path, at: &Path) -> anyhow::Result<u64> {
         name == source || real(source).is_some_and(|source| real(name) == Some(source))
     };
     let number = source.to_str().and_then(|text| text.parse::<u64>().ok());
+    let is_missing = |device: &serde_json::Value| device["state"] == "missing";
     let found = devices.iter().find(|device| {
-        number.is_some_and(|n| device["id"] == n) || device["name"].as_str().is_some_and(is_named)
+        (source.as_os_str() == "missing" && is_missing(device))
+            || number.is_some_and(|n| device["id"] == n)
+            || device["name"].as_str().is_some_and(is_named)
     });
     match found {
         Some(device) => Ok(device_figures::number(&device["id"])),

@@ -46,8 +46,9 @@ pub(crate) struct Args {
     /// Print JSON, in bytes
     #[arg(long)]
     json: bool,
-    /// The old device by its number or name, the new one, and the image or directory of a mount.
-    /// With --status, --resume, --suspend or --cancel the last of these only
+    /// The old device by its number or name, or `missing` for the first that is missing; the new
+    /// one; and the image or directory of a mount. With --status, --resume, --suspend or --cancel
+    /// the last of these only
     #[arg(value_name = "SOURCE TARGET IMAGE|DIR", required = true, num_args = 1..=3)]
     words: Vec<PathBuf>,
 }
@@ -65,6 +66,7 @@ Exit codes: 0 done, 1 not done, 2 could not run.
 
 Examples:
   larder device replace 1 new.img mnt
+  larder device replace missing new.img mnt
   larder device replace --status mnt
   larder device replace disk-2.img new.img disk-1.img";
 
