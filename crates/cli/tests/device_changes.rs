@@ -165,6 +165,26 @@ fn images_change_without_a_mount() {
     is_sound(&image);
 }
 
+#[test]
+fn a_device_that_is_refused_is_left_as_it_is() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    let (new, other, point) = (s.dir().join("new"), s.dir().join("other"), s.point());
+    larder(args!["device", "add", &new, &point]).fails(2, "--size SIZE");
+    larder(args!["device", "add", "--size", "64K", &new, &point]).fails(2, "too few");
+    assert!(!new.exists());
+    larder(args!["mkfs", "--size", "200M", &other]).ok();
+    let size = other.metadata().unwrap().len();
+    larder(args!["device", "add", "--size", "64M", &other, &point]).fails(2, "holds");
+    assert_eq!(other.metadata().unwrap().len(), size);
+    larder(args!["check", &other]).ok();
+    larder(args!["device", "add", "--force", "--size", "64M", &other, &point]).ok();
+    larder(args!["device", "add", "--size", "64M", &new, &point]).ok();
+    assert_eq!(devices(&point).len(), 3);
+    larder(args!["umount", &point]).ok();
+    is_sound(&s.image());
+}
+
 /// A power cut can come between the commit that removes a device and the end of its superblocks.
 #[test]
 fn a_device_that_has_left_is_not_used_although_it_lies_beside_the_others() {

@@ -7,7 +7,7 @@ use super::elsewhere::Anything;
 use super::mounted::Mounted;
 use super::units::Units;
 use super::{Done, Failed, Global, each, elsewhere, must_be_directory, usage};
-use crate::device_changes;
+use crate::device_changes::NewDevice;
 use crate::device_figures::{self, COUNTERS, counters, name, number};
 use crate::device_orders::{Order, Which};
 use crate::on_mount::devices::change_devices;
@@ -102,8 +102,9 @@ fn add(options: &Add) -> Done {
     let Some((target, devices)) = options.paths.split_last() else { return Ok(()) };
     must_be_directory(target)?;
     each(devices, |path| {
-        let device = device_changes::open_new(path, None, options.force)?;
-        Ok(change_devices(target, Order::Add, Some(device)).map(drop)?)
+        let new = NewDevice { path, size: None, force: options.force };
+        new.add(|device| change_devices(target, Order::Add, Some(device)))?;
+        Ok(())
     })
 }
 

@@ -4,7 +4,7 @@
 
 mod replace;
 
-use crate::device_changes;
+use crate::device_changes::{self, NewDevice};
 use crate::device_figures::{COUNTERS, counters, name, number, of, reset};
 use crate::device_orders::{Order, Summary, Told, Which};
 use crate::failure::Advise;
@@ -13,7 +13,7 @@ use crate::on_mount::devices::{change_devices, seed_behind};
 use crate::{devices, print, size};
 use anyhow::{Context, anyhow};
 use larder_fs::OpenOptions;
-use larder_volume::Device;
+use larder_volume::Device as _;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -136,9 +136,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Usage { common } => usage(common),
         What::Add { force, size, json, device, target } => {
             let seed = seed_of(target)?;
+            if size.is_none() && !device.exists() {
+                return Err(anyhow!("{}: no such file", print::path(device)))
+                    .hint("give --size SIZE to make a new image file")
+                    .could_not_run();
+            }
+            let new = NewDevice { path: device, size: *size, force: *force };
             let summary = match &seed {
-                Some(seed) => sprout(device, *size, *force, seed)?,
-                None => add(device, *size, *force, target)?,
+                Some(seed) => sprout(&new, seed)?,
+                None => add(&new, target)?,
             };
             tell(&summary, *json, &added(device, target, seed.as_deref(), &summary))
         }
@@ -178,33 +184,28 @@ fn seed_of(target: &Path) -> anyhow::Result<Option<PathBuf>> {
 }
 
 /// Builds a file system upon a seed, with a device of its own.
-fn sprout(device: &Path, size: Option<u64>, force: bool, seed: &Path) -> anyhow::Result<Summary> {
+fn sprout(new: &NewDevice<'_>, seed: &Path) -> anyhow::Result<Summary> {
     let seeds = open_devices(seed, Access::Write)?;
-    let new: Arc<dyn Device> = Arc::new(device_changes::open_new(device, size, force)?);
-    let (bytes, name) = (new.size(), new.name());
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let opened = larder_fs::sprout(as_devices(&seeds), new, options);
-    let fs = advise_filesystem(opened, &print::path(seed))?;
-    let id = fs.devices().last().map_or(0, |device| device.id);
-    fs.close().with_context(|| format!("{name}: committing"))?;
-    let name = Some(name);
-    Ok(Summary { outcome: Told::Done, device: id, name, before: 0, size: bytes, smallest: None })
+    new.add(|device| {
+        let (size, name) = (device.size(), device.name());
+        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let opened = larder_fs::sprout(as_devices(&seeds), Arc::new(device), options);
+        let fs = advise_filesystem(opened, &print::path(seed))?;
+        let device = fs.devices().last().map_or(0, |device| device.id);
+        fs.close().with_context(|| format!("{name}: committing"))?;
+        let name = Some(name);
+        Ok(Summary { outcome: Told::Done, device, name, before: 0, size, smallest: None })
+    })
 }
 
 /// Adds a device.
-pub(crate) fn add(
-    device: &Path,
-    size: Option<u64>,
-    force: bool,
-    target: &Path,
-) -> anyhow::Result<Summary> {
+fn add(new: &NewDevice<'_>, target: &Path) -> anyhow::Result<Summary> {
     if target.is_dir() {
-        let device = device_changes::open_new(device, size, force)?;
-        return change_devices(target, Order::Add, Some(device));
+        return new.add(|device| change_devices(target, Order::Add, Some(device)));
     }
     let image = Image::open(target, Access::Write, None)?;
-    let device: Arc<dyn Device> = Arc::new(device_changes::open_new(device, size, force)?);
-    let summary = device_changes::here(&image.fs, &Order::Add, Some(device));
+    let summary =
+        new.add(|device| device_changes::here(&image.fs, &Order::Add, Some(Arc::new(device))));
     let closed = image.close();
     summary.and_then(|summary| closed.map(|()| summary))
 }

@@ -13,6 +13,7 @@ pub(crate) use order::carry_out;
 pub(crate) use progress::Progress;
 
 use crate::device_orders::{Order, Summary, Told};
+use crate::devices::superblock_of;
 use crate::failure::Advise;
 use crate::image::{Access, advise_open, when_free};
 use crate::interrupt::Interrupt;
@@ -20,6 +21,7 @@ use crate::print;
 use anyhow::anyhow;
 use larder_fs::{Clearing, Filesystem, Outcome, mkfs};
 use larder_volume::{Device, FileDevice, OpenMode};
+use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,26 +50,53 @@ pub(crate) fn here(
     Ok(summary)
 }
 
-/// Opens what is to become a device of a file system, and wipes it.
-///
-/// # Errors
-/// It cannot be opened; it holds something, and `force` is not given.
-pub(crate) fn open_new(path: &Path, size: Option<u64>, force: bool) -> anyhow::Result<FileDevice> {
-    let device = match size.filter(|_| !path.exists()) {
-        Some(size) => FileDevice::create(path, size),
-        None => when_free(path, || FileDevice::open(path, OpenMode::Write)),
-    };
-    let device = advise_open(device, Access::Write)?;
-    if let Some(size) = size.filter(|size| *size != device.size()) {
-        device.set_size(size)?;
+/// What is to become a device of a file system.
+pub(crate) struct NewDevice<'p> {
+    pub(crate) path: &'p Path,
+    /// A file gets this size, and is made if it is not there.
+    pub(crate) size: Option<u64>,
+    /// What it holds may be overwritten.
+    pub(crate) force: bool,
+}
+
+impl NewDevice<'_> {
+    /// Opens and wipes it, and has it added. A file that was made for this goes if it is not.
+    ///
+    /// # Errors
+    /// It cannot be opened; it holds something that may not be overwritten; what `add` says.
+    pub(crate) fn add<T>(
+        &self,
+        add: impl FnOnce(FileDevice) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let is_made = !self.path.exists();
+        let added = self.open().and_then(add);
+        // It may have been added although nobody could say so.
+        if is_made && added.is_err() && superblock_of(self.path).is_none() {
+            let _ = fs::remove_file(self.path);
+        }
+        added
     }
-    if let Some(found) = mkfs::recognise(&device).filter(|_| !force) {
-        return Err(anyhow!("{} holds {found}", print::path(path)))
-            .hint("--force overwrites it")
-            .could_not_run();
+
+    fn open(&self) -> anyhow::Result<FileDevice> {
+        let device = match self.size.filter(|_| !self.path.exists()) {
+            Some(size) => FileDevice::create(self.path, size).could_not_run()?,
+            None => {
+                let opened = when_free(self.path, || FileDevice::open(self.path, OpenMode::Write));
+                advise_open(opened, Access::Write)?
+            }
+        };
+        // Before a size is touched: a refusal changes nothing.
+        if let Some(found) = mkfs::recognise(&device).filter(|_| !self.force) {
+            return Err(anyhow!("{} holds {found}", print::path(self.path)))
+                .hint("--force overwrites it")
+                .could_not_run();
+        }
+        if let Some(size) = self.size.filter(|size| *size != device.size()) {
+            device.set_size(size).could_not_run()?;
+        }
+        mkfs::wipe(&device, !device.is_block_device() || self.force)?;
+        Ok(device)
     }
-    mkfs::wipe(&device, !device.is_block_device() || force)?;
-    Ok(device)
 }
 
 impl From<Outcome> for Told {
