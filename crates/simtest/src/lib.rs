@@ -25,10 +25,12 @@
 //! - [`damage`]: an editor that changes one thing of an image, for what checkers must find;
 //! - [`formats`]: the kinds of image that workloads run on;
 //! - [`lineage`]: random histories of a subvolume, told by snapshots, for streams;
+//! - [`by_hand`]: short ways for tests that use an engine by hand;
 //! - [`fill`]: filling and emptying a disk from many threads;
 //! - [`hostile`]: images and bytes that are made to do harm, for fuzzers and for tests;
 //! - [`oracle`]: Linux's own btrfs as the judge of images and trees.
 
+pub mod by_hand;
 pub mod cloning;
 pub mod crash;
 pub mod damage;

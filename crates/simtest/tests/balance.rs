@@ -1,13 +1,14 @@
 //! Balances: what they free, every profile as a target, and power cuts at every moment.
 
-use larder_check::{Finding, Kind, Options, Severity};
+use larder_check::{Finding, Kind, Severity};
 use larder_format::features::Incompat;
 use larder_format::items::{BlockGroupFlags, Profile};
 use larder_fs::mkfs::MkfsOptions;
 use larder_fs::{
     BalanceControl, BalanceStatus, BalanceWish, DataMay, Error, Exclusive, Fault, FileKind,
-    Filesystem, InodeId, NewInode, OpenOptions, Tuning,
+    Filesystem, OpenOptions, Tuning,
 };
+use larder_simtest::by_hand::{self, bytes, content, put};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{Seq, SimDevice};
 use larder_simtest::runner::fresh_on;
@@ -16,10 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
-
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
-}
 
 /// Disks of these sizes with a new file system, whose data and metadata are single.
 fn disks(sizes: &[u64]) -> SimDevice {
@@ -36,37 +33,12 @@ fn open(device: &Arc<SimDevice>, tuning: Tuning) -> Arc<Filesystem> {
     Filesystem::open_devices(device.devices(), options).unwrap()
 }
 
-fn write(fs: &Filesystem, dir: InodeId, name: &str, data: &[u8]) -> Result<InodeId, Error> {
-    let id = match fs.lookup(dir, name.as_bytes()) {
-        Ok(found) => found.id,
-        Err(_) => fs.create(dir, name.as_bytes(), &new(FileKind::Regular))?.id,
-    };
-    fs.write(id, 0, data)?;
-    Ok(id)
-}
-
-fn content(fs: &Filesystem, id: InodeId) -> Vec<u8> {
-    let mut data = vec![0; usize::try_from(fs.getattr(id).unwrap().size).unwrap()];
-    assert_eq!(fs.read(id, 0, &mut data).unwrap(), data.len());
-    data
-}
-
-/// Bytes that depend on a number, of some length.
-fn bytes(n: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (n * 31 + i / 7) as u8 ^ (i >> 8) as u8).collect()
-}
-
 /// What `larder check` has against the image.
 fn complaints(device: &Arc<SimDevice>) -> Result<(), String> {
-    let options = Options { data: true, ..Options::default() };
-    let report =
-        larder_check::check(&device.devices(), &options, &|_| ()).map_err(|e| e.to_string())?;
     // Where a cut comes between the superblocks, one is older.
     let of_supers = [Kind::SuperMirrorGeneration, Kind::DeviceBehind];
-    let matters = |f: &&Finding| f.severity() != Severity::Note && !of_supers.contains(&f.kind);
-    let first = report.findings.iter().find(matters);
-    first
-        .map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
+    let matters = |f: &Finding| f.severity() != Severity::Note && !of_supers.contains(&f.kind);
+    by_hand::complaints(&device.devices(), matters)
 }
 
 /// All files of the root, with their contents.
@@ -117,7 +89,7 @@ fn what_it_says_becomes_free() {
     let fs = open(&device, Tuning::default());
     let root = fs.root();
     for n in 0..300 {
-        write(&fs, root, &format!("file {n}"), &bytes(n, 2 << 20)).unwrap();
+        put(&fs, root, &format!("file {n}"), &bytes(n, 2 << 20)).unwrap();
     }
     fs.sync().unwrap();
     for n in (0..300).filter(|n| n % 5 > 0) {
@@ -147,7 +119,7 @@ fn nearly_empty_chunks_go_by_themselves() {
         OpenOptions { commit_interval: interval, reclaim: Some(30), ..OpenOptions::default() };
     let fs = Filesystem::open_devices(device.devices(), options).unwrap();
     for n in 0..300 {
-        write(&fs, fs.root(), &format!("file {n}"), &bytes(n, 2 << 20)).unwrap();
+        put(&fs, fs.root(), &format!("file {n}"), &bytes(n, 2 << 20)).unwrap();
     }
     fs.sync().unwrap();
     let (before, unallocated) = (all(&fs), fs.space_usage().unallocated);
@@ -174,7 +146,7 @@ fn every_profile_is_a_target() {
     let device = Arc::new(disks(&[512 * MIB; 4]).unrecorded());
     let fs = open(&device, Tuning::default());
     for n in 0..400 {
-        write(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 613)).unwrap();
+        put(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 613)).unwrap();
     }
     fs.sync().unwrap();
     let before = all(&fs);
@@ -196,7 +168,7 @@ fn every_profile_is_a_target() {
         complaints(&device).unwrap_or_else(|e| panic!("{}: {e}", profile.name()));
         // New chunks are like those that there are.
         let fs = open(&device, Tuning::default());
-        let more = write(&fs, fs.root(), "more", &bytes(1, 60 << 20)).unwrap();
+        let more = put(&fs, fs.root(), "more", &bytes(1, 60 << 20)).unwrap();
         fs.sync().unwrap();
         assert_eq!(profiles(&fs, BlockGroupFlags::DATA), [profile]);
         assert_eq!(content(&fs, more), bytes(1, 60 << 20));
@@ -210,7 +182,7 @@ fn what_is_paused_goes_on_or_is_cancelled() {
     let device = Arc::new(disks(&[512 * MIB; 2]).unrecorded());
     let fs = open(&device, Tuning::default());
     for n in 0..200 {
-        write(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 1613)).unwrap();
+        put(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 1613)).unwrap();
     }
     let control = BalanceControl::new();
     control.pause();
@@ -249,7 +221,7 @@ fn cut_while_converting(tuning: Tuning, after: Tuning, seed: usize) -> Result<us
     let device = Arc::new(disks(&[256 * MIB; 2]));
     let fs = open(&device, tuning);
     for n in 0..60 {
-        write(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 1213)).unwrap();
+        put(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 1213)).unwrap();
     }
     fs.snapshot(fs.root().subvol, fs.root(), b"kept", true).unwrap();
     fs.sync().unwrap();
@@ -259,7 +231,7 @@ fn cut_while_converting(tuning: Tuning, after: Tuning, seed: usize) -> Result<us
         threads.spawn(|| {
             for n in 0..30 {
                 let (name, data) = (format!("new {n}"), bytes(seed + n, n * 997 % 12_000 + 1));
-                let Ok(id) = write(&fs, fs.root(), &name, &data) else { break };
+                let Ok(id) = put(&fs, fs.root(), &name, &data) else { break };
                 if fs.fsync(id, false).is_ok() {
                     promised.lock().unwrap().push((device.mark(), name, data));
                 }
@@ -313,7 +285,7 @@ fn after_a_cut(
         None => return Err(format!("a half-done conversion is forgotten: {data:?}")),
         Some(_) => {
             let before: Vec<_> = fs.block_groups().iter().map(|g| g.start).collect();
-            write(&fs, fs.root(), "much", &bytes(turn, 40 << 20)).map_err(said)?;
+            put(&fs, fs.root(), "much", &bytes(turn, 40 << 20)).map_err(said)?;
             fs.sync().map_err(said)?;
             let groups = fs.block_groups();
             let made = groups.iter().filter(|g| !before.contains(&g.start));

@@ -2,12 +2,13 @@
 //! interrupted, both files have their bytes, each extent is the file's own or the other file's, and
 //! what was synced is shared.
 
-use larder_check::{Finding, Kind, Options, Severity};
+use larder_check::{Kind, Severity};
 use larder_format::{KeyType, ObjectId};
 use larder_fs::{
     Deduped, Error, ExtentPlace, FileKind, Filesystem, InodeId, MappedExtent, NewInode,
     OpenOptions, Tuning,
 };
+use larder_simtest::by_hand;
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::damage::Damage;
 use larder_simtest::device::SimDevice;
@@ -56,16 +57,9 @@ fn read(fs: &Filesystem, id: InodeId) -> Result<Vec<u8>, String> {
 }
 
 fn complaints(device: Arc<SimDevice>) -> Result<(), String> {
-    let options = Options { data: true, ..Options::default() };
-    let report =
-        larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
-    let matters =
-        |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
-    report
-        .findings
-        .iter()
-        .find(matters)
-        .map_or(Ok(()), |f| Err(format!("check: {}: {}", f.kind, f.what)))
+    by_hand::complaints(&[device], |f| {
+        f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration
+    })
 }
 
 /// Deduplicates a file whose extents are older, newer or still in memory, and looks at every state

@@ -1,11 +1,10 @@
 //! Devices that are added, removed, resized and shrunk beside writers, under power cuts.
 
-use larder_check::{Finding, Options, Severity};
+use larder_check::Severity;
 use larder_format::DeviceId;
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs_on};
-use larder_fs::{
-    Clearing, Error, Fault, FileKind, Filesystem, InodeId, NewInode, OpenOptions, Outcome, Tuning,
-};
+use larder_fs::{Clearing, Error, Fault, Filesystem, OpenOptions, Outcome, Tuning};
+use larder_simtest::by_hand::{self, bytes, content, put};
 use larder_simtest::crash::{CrashState, Crashes, Limits};
 use larder_simtest::device::{Access, AccessKind, DiscardEffect, Fault as Failing, Seq, SimDevice};
 use larder_simtest::image::Image;
@@ -26,10 +25,6 @@ const KINDS: [Kind; 5] = [
     (Profile::Raid5, Profile::Raid1, 3),
     (Profile::Raid10, Profile::Raid1c3, 4),
 ];
-
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
-}
 
 /// A new file system of a kind on all disks but the last.
 fn base((data, metadata, disks): Kind) -> Image {
@@ -80,36 +75,9 @@ fn open_again(device: &Arc<SimDevice>) -> Result<Opened, Error> {
     }
 }
 
-fn try_file(fs: &Filesystem, dir: InodeId, name: &str, data: &[u8]) -> Result<InodeId, Error> {
-    let id = match fs.lookup(dir, name.as_bytes()) {
-        Ok(found) => found.id,
-        Err(_) => fs.create(dir, name.as_bytes(), &new(FileKind::Regular))?.id,
-    };
-    fs.write(id, 0, data)?;
-    Ok(id)
-}
-
-fn content(fs: &Filesystem, id: InodeId) -> Vec<u8> {
-    let mut data = vec![0; usize::try_from(fs.getattr(id).unwrap().size).unwrap()];
-    assert_eq!(fs.read(id, 0, &mut data).unwrap(), data.len());
-    data
-}
-
-/// Bytes that depend on a number, of some length.
-fn bytes(n: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (n * 31 + i / 7) as u8 ^ (i >> 8) as u8).collect()
-}
-
 /// What `larder check` has against the file system on these devices.
 fn complaints(devices: &[Arc<dyn Device>]) -> Result<(), String> {
-    let options = Options { data: true, ..Options::default() };
-    let report = larder_check::check(devices, &options, &|_| ()).map_err(|e| e.to_string())?;
-    let is_error = |f: &&Finding| f.severity() == Severity::Error;
-    report
-        .findings
-        .iter()
-        .find(is_error)
-        .map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
+    by_hand::complaints(devices, |f| f.severity() == Severity::Error)
 }
 
 fn on(_: Clearing) -> ControlFlow<()> {
@@ -129,7 +97,7 @@ fn change_all(
     let last = fs.add_device(device.devices().remove(disks))?;
     assert_eq!(last, DeviceId(disks as u64 + 1));
     marks.push(begin..=device.mark());
-    try_file(fs, fs.root(), "between", &bytes(2, 3 << 20))?;
+    put(fs, fs.root(), "between", &bytes(2, 3 << 20))?;
     let mut watch = |how: Clearing| {
         assert!(how.left <= how.total, "{how:?}");
         begin = device.mark();
@@ -191,7 +159,7 @@ fn write_files(
         }
         let name = format!("writer {writer}, {n}");
         let data = bytes(writer + n, n * 997 % 40_000 + 1);
-        let id = try_file(fs, root, &name, &data)?;
+        let id = put(fs, root, &name, &data)?;
         if fs.fsync(id, false).is_ok() {
             beside.promised.lock().unwrap().push((device.mark(), name, data));
         }
@@ -199,7 +167,7 @@ fn write_files(
             let name = format!("snapshot {writer} {n}");
             fs.snapshot(root.subvol, root, name.as_bytes(), true)?;
         }
-        try_file(fs, root, &format!("again {writer} {}", n % 5), &bytes(n, 5000))?;
+        put(fs, root, &format!("again {writer} {}", n % 5), &bytes(n, 5000))?;
     }
     Ok(())
 }
@@ -210,7 +178,7 @@ fn beside_writers(kind: Kind, tuning: Tuning) -> Result<usize, String> {
     let fs =
         Filesystem::open_devices(device.devices()[..kind.2].to_vec(), options(tuning)).unwrap();
     for n in 0..60 {
-        try_file(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 3000 + 1)).unwrap();
+        put(&fs, fs.root(), &format!("file {n}"), &bytes(n, n * 3000 + 1)).unwrap();
     }
     fs.sync().unwrap();
     let beside = Beside::default();
@@ -272,7 +240,7 @@ fn survives(
             return Err(format!("{name} has not what was fsynced"));
         }
     }
-    match try_file(&fs, fs.root(), "goes on", &bytes(1, 9000)) {
+    match put(&fs, fs.root(), "goes on", &bytes(1, 9000)) {
         Err(Error::NoSpace) if may_be_full => {}
         done => drop(done.map_err(text)?),
     }
@@ -356,7 +324,7 @@ fn what_is_ended_early_is_as_before() {
     let fs = open();
     fs.add_device(device.devices().remove(kind.2)).unwrap();
     for n in 0..40 {
-        try_file(&fs, fs.root(), &format!("file {n}"), &bytes(n, 500_000)).unwrap();
+        put(&fs, fs.root(), &format!("file {n}"), &bytes(n, 500_000)).unwrap();
     }
     fs.sync().unwrap();
     let stop = &mut |_| ControlFlow::Break(());
@@ -365,7 +333,7 @@ fn what_is_ended_early_is_as_before() {
     assert_eq!(fs.resize_device(DeviceId(1), 60 * MIB, stop).unwrap(), Outcome::Stopped);
     assert_eq!((fs.devices().len(), fs.devices()[0].size), (3, size));
     for n in 40..80 {
-        try_file(&fs, fs.root(), &format!("file {n}"), &bytes(n, 500_000)).unwrap();
+        put(&fs, fs.root(), &format!("file {n}"), &bytes(n, 500_000)).unwrap();
     }
     fs.close().unwrap();
     complaints(&members(&device)).unwrap();

@@ -3,12 +3,13 @@
 //!
 //! `LARDER_SCALE=20` has twenty times as many random histories, from `LARDER_SEED` on.
 
-use larder_check::{Finding, Kind, Options as CheckOptions, Severity};
+use larder_check::{Kind, Severity};
 use larder_format::items::Timespec;
 use larder_format::{Generation, ObjectId};
 use larder_fs::{Filesystem, OpenOptions, SubvolChoice, Tuning};
 use larder_receive::{Error, ImageDir, Observer, Options, Summary, Taken, receive};
 use larder_send::{Source, send};
+use larder_simtest::by_hand;
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::SimDevice;
 use larder_simtest::lineage::Lineage;
@@ -204,13 +205,9 @@ fn names(fs: &Filesystem) -> Vec<String> {
 }
 
 fn complaints(device: &Arc<SimDevice>) -> Result<(), String> {
-    let options = CheckOptions { data: true, ..CheckOptions::default() };
-    let report = larder_check::check(&[device.clone() as _], &options, &|_| ())
-        .map_err(|e| e.to_string())?;
-    let matters =
-        |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
-    let first = report.findings.iter().find(matters);
-    first.map_or(Ok(()), |f| Err(format!("check: {}: {}", f.kind, f.what)))
+    by_hand::complaints(&[device.clone() as _], |f| {
+        f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration
+    })
 }
 
 fn wanted(config: &Config, story: &Story) -> Vec<Manifest> {

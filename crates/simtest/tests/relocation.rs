@@ -1,13 +1,14 @@
 //! Moving what is in block groups, beside writers, under power cuts, and under many snapshots.
 
-use larder_check::{Finding, Kind, Options, Severity};
+use larder_check::{Kind, Severity};
 use larder_format::Logical;
 use larder_format::items::{BlockGroupFlags, InodeFlags};
 use larder_fs::mkfs::MkfsOptions;
 use larder_fs::{
     Compress, Error, ExtentPlace, Fault, FileKind, FilePosition, Filesystem, GroupFacts, InodeId,
-    NewInode, OpenOptions, Packing, Relocated, SetAttr, Tuning,
+    OpenOptions, Packing, Relocated, SetAttr, Tuning,
 };
+use larder_simtest::by_hand::{self, bytes, content, new, put};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{Seq, SimDevice};
 use larder_simtest::disks;
@@ -21,10 +22,6 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
-}
-
 fn open(device: &Arc<SimDevice>, tuning: Tuning) -> Arc<Filesystem> {
     open_with(device, OpenOptions { tuning, ..OpenOptions::default() })
 }
@@ -35,45 +32,15 @@ fn open_with(device: &Arc<SimDevice>, options: OpenOptions) -> Arc<Filesystem> {
 }
 
 fn file(fs: &Filesystem, dir: InodeId, name: &str, data: &[u8]) -> InodeId {
-    try_file(fs, dir, name, data).unwrap()
-}
-
-fn try_file(
-    fs: &Filesystem,
-    dir: InodeId,
-    name: &str,
-    data: &[u8],
-) -> Result<InodeId, larder_fs::Error> {
-    let id = match fs.lookup(dir, name.as_bytes()) {
-        Ok(found) => found.id,
-        Err(_) => fs.create(dir, name.as_bytes(), &new(FileKind::Regular))?.id,
-    };
-    fs.write(id, 0, data)?;
-    Ok(id)
-}
-
-fn content(fs: &Filesystem, id: InodeId) -> Vec<u8> {
-    let mut data = vec![0; usize::try_from(fs.getattr(id).unwrap().size).unwrap()];
-    assert_eq!(fs.read(id, 0, &mut data).unwrap(), data.len());
-    data
-}
-
-/// Bytes that depend on a number, of some length.
-fn bytes(n: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (n * 31 + i / 7) as u8 ^ (i >> 8) as u8).collect()
+    put(fs, dir, name, data).unwrap()
 }
 
 /// What `larder check` has against the image.
 fn complaints(device: Arc<SimDevice>) -> Result<(), String> {
-    let options = Options { data: true, ..Options::default() };
-    let report =
-        larder_check::check(&device.devices(), &options, &|_| ()).map_err(|e| e.to_string())?;
     // Where a cut comes between the copies of the superblock, one is older.
-    let matters =
-        |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
-    let first = report.findings.iter().find(matters);
-    first
-        .map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
+    by_hand::complaints(&device.devices(), |f| {
+        f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration
+    })
 }
 
 /// Moves what is in each block group that there is now.
@@ -203,7 +170,7 @@ fn log_what_moves(fs: &Filesystem, sub: InodeId, writer: usize, n: usize) -> Res
     let tail = fs.lookup(sub, format!("tail {writer}").as_bytes())?.id;
     fs.write(tail, (n % 3 * 4096) as u64, &bytes(n, 100))?;
     let _ = fs.fsync(tail, false);
-    let clone = try_file(fs, sub, &format!("clone {writer}, {n}"), b"")?;
+    let clone = put(fs, sub, &format!("clone {writer}, {n}"), b"")?;
     let big = fs.lookup(sub, b"big")?.id;
     fs.clone_range(big.at(0), clone.at(0), 0)?;
     let _ = fs.fsync(clone, false);
@@ -231,12 +198,11 @@ fn beside_writers(tuning: Tuning, seed: usize) -> Result<usize, String> {
                     }
                     let name = format!("writer {writer}, {n}");
                     let data = bytes(seed + n, n * 997 % 12_000 + 1);
-                    let id = try_file(fs, root, &name, &data)?;
+                    let id = put(fs, root, &name, &data)?;
                     if fs.fsync(id, false).is_ok() {
                         promised.lock().unwrap().push((device.mark(), name, data));
                     }
-                    let other =
-                        try_file(fs, sub, &format!("file {}", (n * 7 + seed) % 60), b"again")?;
+                    let other = put(fs, sub, &format!("file {}", (n * 7 + seed) % 60), b"again")?;
                     let size = Some((n * 300) as u64);
                     let _ = fs.setattr(other, &SetAttr { size, ..SetAttr::default() });
                     log_what_moves(fs, sub, writer, n)?;
@@ -624,7 +590,7 @@ fn a_full_disk_loses_nothing() {
     let fs = open(&device, Tuning::default());
     let root = fs.root();
     let mut files = 0;
-    while try_file(&fs, root, &format!("file {files}"), &bytes(files, 500_000)).is_ok() {
+    while put(&fs, root, &format!("file {files}"), &bytes(files, 500_000)).is_ok() {
         files += 1;
     }
     let _ = fs.sync();

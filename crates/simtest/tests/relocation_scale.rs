@@ -7,7 +7,8 @@
 
 use larder_format::items::BlockGroupFlags;
 use larder_fs::mkfs::{MkfsOptions, mkfs};
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
+use larder_fs::{FileKind, Filesystem, InodeId, OpenOptions};
+use larder_simtest::by_hand::{new, put};
 use larder_simtest::oracle::{
     KernelMount, LoopDevice, LoopOptions, Need, btrfs, btrfs_check, copy_image, need, scratch,
 };
@@ -31,17 +32,8 @@ fn open(image: &Path) -> Arc<Filesystem> {
     Filesystem::open(Arc::new(device), options).unwrap()
 }
 
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
-}
-
 fn file(fs: &Filesystem, dir: InodeId, name: &str, data: &[u8]) -> InodeId {
-    let id = match fs.lookup(dir, name.as_bytes()) {
-        Ok(found) => found.id,
-        Err(_) => fs.create(dir, name.as_bytes(), &new(FileKind::Regular)).unwrap().id,
-    };
-    fs.write(id, 0, data).unwrap();
-    id
+    put(fs, dir, name, data).unwrap()
 }
 
 fn bytes(n: usize, len: usize) -> Vec<u8> {

@@ -1,18 +1,18 @@
 //! Replacing a device: every profile, from bad and missing devices, beside writers, and under power
 //! cuts, after which it goes on or is given up.
 
-use larder_check::{Finding, Kind as What, Options, Severity};
+use larder_check::{Kind as What, Severity};
 use larder_format::items::InodeFlags;
 use larder_format::{DeviceId, Physical, SUPER_OFFSETS, Superblock};
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs_on};
 use larder_fs::{
-    Error, Fault, FileKind, Filesystem, InodeId, NewInode, OpenOptions, ReplaceControl,
-    ReplaceOptions, ReplaceSource, ReplaceStatus, ScrubControl, ScrubOptions, SetAttr, Timestamp,
-    Tuning,
+    Error, Fault, FileKind, Filesystem, InodeId, OpenOptions, ReplaceControl, ReplaceOptions,
+    ReplaceSource, ReplaceStatus, ScrubControl, ScrubOptions, SetAttr, Timestamp, Tuning,
 };
+use larder_simtest::by_hand::{self, new};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{
-    AccessKind, DiscardEffect, Fault as Failing, Op, OpKind, Seq, SimDevice,
+    Access, AccessKind, DiscardEffect, Fault as Failing, Op, OpKind, Seq, SimDevice,
 };
 use larder_simtest::image::{Image, STRIDE};
 use larder_volume::{Device, read_superblock};
@@ -65,10 +65,6 @@ fn open(devices: Vec<Arc<dyn Device>>) -> Arc<Filesystem> {
 
 fn of(source: u64) -> ReplaceOptions {
     ReplaceOptions { source: DeviceId(source), read: ReplaceSource::Use }
-}
-
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
 }
 
 fn file(fs: &Filesystem, name: &str, data: &[u8]) -> Result<InodeId, Error> {
@@ -145,15 +141,11 @@ fn real(devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>> {
 /// What is found where a cut comes between superblocks: some are older.
 const OF_A_CUT: [What; 2] = [What::SuperMirrorGeneration, What::DeviceBehind];
 
-/// What `larder check` has against the file system.
+/// What `larder check` has against the file system on these devices.
 fn complaints(devices: &[Arc<dyn Device>]) -> Result<(), String> {
-    let options = Options { data: true, ..Options::default() };
-    let report = larder_check::check(&real(devices), &options, &|_| ());
-    let report = report.map_err(|e| e.to_string())?;
-    let matters = |f: &&Finding| f.severity() != Severity::Note && !OF_A_CUT.contains(&f.kind);
-    let first = report.findings.iter().find(matters);
-    first
-        .map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
+    by_hand::complaints(&real(devices), |f| {
+        f.severity() != Severity::Note && !OF_A_CUT.contains(&f.kind)
+    })
 }
 
 /// Bad sectors that a scrub finds without writing anything.
@@ -627,6 +619,69 @@ fn beside_writers(kind: Kind, tuning: Tuning, most: usize, fails: bool) -> Resul
         seen += 1;
     }
     Ok(seen)
+}
+
+/// What cuts of the power leave of a recording, opened as a person would.
+fn opened_after_cuts(device: &SimDevice) -> Vec<Result<Arc<Filesystem>, Error>> {
+    let limits = Limits { samples: 1, per_epoch: 4, ..Limits::default() };
+    let crashes = Crashes::of(&device.recording(), &limits);
+    let open = |image: Image| {
+        let mut devices = Arc::new(SimDevice::new(image).unrecorded()).devices();
+        devices.retain(|disk| read_superblock(&**disk).is_ok());
+        Filesystem::open_devices(devices, options(Tuning::default()))
+    };
+    crashes.states.iter().map(|state| open(crashes.image(state))).collect()
+}
+
+/// Nothing was copied to it then, and nothing depends on it. Here it fails at each of its first
+/// operations in turn.
+#[test]
+fn a_target_that_fails_as_it_begins_is_not_missing() {
+    let mut begun = 0;
+    for n in 0..14 {
+        let device = Arc::new(SimDevice::new(base(KINDS[2])));
+        let all = device.devices();
+        let fs = open(all[..2].to_vec());
+        file(&fs, "file", &bytes(1, 70_000)).unwrap();
+        let written = move |a: &Access| a.disk() == 2 && a.kind != AccessKind::Read;
+        device.inject(Failing::nth(n, written).forever());
+        let control = ReplaceControl::default();
+        fs.replace_device(of(2), all[2].clone(), &control).unwrap_err();
+        drop(fs);
+        for fs in opened_after_cuts(&device) {
+            let fs = fs.unwrap_or_else(|e| panic!("operation {n}: {e}"));
+            let is_under_way = fs.replacement().status == ReplaceStatus::Suspended;
+            begun += u32::from(is_under_way && fs.replacement().target.is_none());
+            if is_under_way {
+                fs.cancel_replacement().unwrap();
+            }
+            fs.close().unwrap();
+        }
+    }
+    assert!(begun > 0, "the target never failed in the commit that began");
+}
+
+/// A disk that fails is replaced, cannot be erased any more, and is taken for another target.
+fn an_old_device_is_taken_again(tuning: Tuning) -> Result<(), String> {
+    let device = Arc::new(SimDevice::new(base(KINDS[2])));
+    let all = device.devices();
+    let fs = Filesystem::open_devices(all[..2].to_vec(), options(tuning)).unwrap();
+    file(&fs, "file", &bytes(1, 70_000)).unwrap();
+    fs.sync().unwrap();
+    device.inject(Failing::nth(0, |a| a.disk() == 1 && a.kind == AccessKind::Flush).forever());
+    fs.replace_device(of(2), all[2].clone(), &ReplaceControl::default()).unwrap();
+    fs.replace_device(of(2), all[1].clone(), &ReplaceControl::default()).unwrap_err();
+    drop(fs);
+    for fs in opened_after_cuts(&device) {
+        fs.map_err(|e| e.to_string())?.close().map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_device_that_was_replaced_and_has_its_superblock_still_does_no_harm() {
+    an_old_device_is_taken_again(Tuning::default()).unwrap();
+    an_old_device_is_taken_again(Fault::ReplaceUnerased.into()).unwrap_err();
 }
 
 fn states() -> usize {

@@ -6,7 +6,8 @@
 //! `--nocapture` given.
 
 use larder_fs::mkfs::{MkfsOptions, mkfs};
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions};
+use larder_fs::{FileKind, Filesystem, InodeId, OpenOptions};
+use larder_simtest::by_hand::new;
 use larder_simtest::oracle::{
     KernelMount, Need, btrfs_check, copy_image, mkfs_btrfs, need, scratch,
 };
@@ -28,10 +29,6 @@ fn open(image: &Path) -> Arc<Filesystem> {
     let device = FileDevice::open(image, OpenMode::Write).unwrap();
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Filesystem::open(Arc::new(device), options).unwrap()
-}
-
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
 }
 
 fn timed<T>(what: &str, f: impl FnOnce() -> T) -> T {

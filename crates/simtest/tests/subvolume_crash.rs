@@ -2,9 +2,10 @@
 //! at all. A snapshot equals its source at the call. Every state that a cut leaves is sound, before
 //! and after deletions were finished.
 
-use larder_check::{Finding, Kind, Options, Severity};
+use larder_check::{Kind, Severity};
 use larder_format::ids::ObjectId;
-use larder_fs::{Fault, FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode, Tuning};
+use larder_fs::{Fault, FileKind, Filesystem, InodeId, OpenOptions, RenameMode, Tuning};
+use larder_simtest::by_hand::{self, new};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{Seq, SimDevice};
 use larder_simtest::oracle::{Need, btrfs_check, need, scratch};
@@ -106,10 +107,6 @@ const WORKLOADS: [&[&[Op]]; 8] = [
         &[Leave("b/y", "z"), Swap("z", "a"), Delete("a"), Sync],
     ],
 ];
-
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
-}
 
 /// Everything that a tree shows: content of files; directories have none.
 type Shown = BTreeMap<String, Option<Vec<u8>>>;
@@ -238,15 +235,10 @@ fn run(fs: &Filesystem, op: Op) -> Result<(), String> {
 
 /// What `larder check` has against the image.
 fn complaints(device: Arc<SimDevice>) -> Result<(), String> {
-    let options = Options { data: true, ..Options::default() };
-    let report =
-        larder_check::check(&[device as _], &options, &|_| ()).map_err(|e| e.to_string())?;
     // Where a cut comes between the copies of the superblock, one is older.
-    let matters =
-        |f: &&Finding| f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration;
-    let first = report.findings.iter().find(matters);
-    first
-        .map_or(Ok(()), |f| Err(format!("check: {}: {:?} {:?}: {}", f.kind, f.tree, f.key, f.what)))
+    by_hand::complaints(&[device], |f| {
+        f.severity() != Severity::Note && f.kind != Kind::SuperMirrorGeneration
+    })
 }
 
 /// Runs a workload and judges every state that a power cut in it can leave. How many there were,

@@ -5,8 +5,9 @@
 //! there: Linux 6.18 aborts its transaction for it and goes read-only.
 
 use larder_check::{Options, Severity};
-use larder_fs::{FileKind, Filesystem, InodeId, NewInode, OpenOptions, RenameMode};
+use larder_fs::{FileKind, Filesystem, InodeId, OpenOptions, RenameMode};
 use larder_fuse::errno::errno;
+use larder_simtest::by_hand::new;
 use larder_simtest::oracle::{
     Aspects, EngineTree, KernelMount, Need, StdTree, btrfs, btrfs_check, compare_sources,
     copy_image, kernel_verdict, mkfs_btrfs, need, scratch,
@@ -86,10 +87,6 @@ const CALLS: [(&str, &str, How); 46] = [
     ("t/in", "t/y", Whiteout),
     ("s", "x", Whiteout),
 ];
-
-fn new(kind: FileKind) -> NewInode<'static> {
-    NewInode { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, target: b"", xattrs: &[] }
-}
 
 fn open(path: &Path) -> Arc<Filesystem> {
     let device = FileDevice::open(path, OpenMode::Write).expect("open the image");

@@ -2,9 +2,10 @@
 //!
 //! One that is under way has an item in the device tree, and a target, which has to be there: what
 //! is written from now on goes to it. Without it the file system is written only if missing devices
-//! are allowed; the target then lacks what is written, and its copy begins anew. Of one that has
-//! ended a power cut may leave the superblock of the target, or that of the device that was
-//! replaced. Neither of them counts.
+//! are allowed; the target then lacks what is written, and its copy begins anew. One that has only
+//! just begun (`crate::replace`) needs no target: that may have failed in just this commit. Of one
+//! that has ended a power cut may leave the superblock of the target, or that of the device that
+//! was replaced. Neither of them counts.
 
 use crate::error::Result;
 use crate::transaction::Replacement;
@@ -65,7 +66,7 @@ impl Left {
                 volume.set_target(item.source(), target.device.clone())?;
                 replacement.found_target(*target.uuid.as_bytes());
             }
-            (Some(item), None) if !self.degraded => {
+            (Some(item), None) if !self.degraded && item.cursor() > Physical(0) => {
                 let what = format!(
                     "device {} is being replaced, and the device that is to take its place is \
                         missing",
@@ -74,7 +75,12 @@ impl Left {
                 return Err(VolumeError::Missing { device: self.name(), what }.into());
             }
             (None, Some(target)) => forget(target, state),
-            (_, None) => {}
+            (Some(item), None) => tracing::warn!(
+                "the replacement of device {} rests: the device that is to take its place is \
+                    missing",
+                item.source()
+            ),
+            (None, None) => {}
         }
         Ok(replacement)
     }

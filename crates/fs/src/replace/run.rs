@@ -7,7 +7,7 @@ use crate::engine::exclusive::{Claim, ExclusiveOperation};
 use crate::error::{Error, Result};
 use crate::lock::Mutex;
 use larder_format::items::{DevReplace, ReplaceState};
-use larder_format::{DEVICE_RESERVED, DeviceId};
+use larder_format::{DEVICE_RESERVED, DeviceId, Physical};
 use larder_volume::{Device, MappedChunk, superblock};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,8 +48,18 @@ pub(crate) fn start(
 ) -> Result<()> {
     let begun = begin(core, options, &target);
     let claim = begun.inspect_err(|e| control.refused(ReplaceStatus::Canceled, e))?;
-    let arrived = core.commit_now().and_then(|()| arrive(core));
+    let begun = core.commit_now().and_then(|()| is_known(core, &*target));
+    let arrived = begun.and_then(|()| arrive(core));
     run(core, claim, target, control, arrived)
+}
+
+/// Notes that the target has a superblock, in the place up to which everything is copied: no chunk
+/// lies in front of it. Before that, the target may be missing when the file system is opened.
+fn is_known(core: &Core, target: &dyn Device) -> Result<()> {
+    has_taken_everything(core, target)?;
+    let first = Physical(DEVICE_RESERVED);
+    core.replacement.set_cursor(first, first);
+    Ok(())
 }
 
 /// From here on the target gets what the source gets.
@@ -64,6 +74,11 @@ fn begin<'a>(
         return Err(Error::Busy("a replacement is suspended; resume or cancel it first"));
     }
     may_be_target(core, options.source, &**target)?;
+    // It may say that it is a device of this file system, as one that was replaced before and could
+    // not be erased. Once this replacement is written down, nothing tells that the other one ended.
+    if !fault!(core.options.tuning, ReplaceUnerased) {
+        superblock::erase_superblocks(&**target)?;
+    }
     let avoid = options.read == ReplaceSource::Avoid;
     let (item, uuid) = (DevReplace::begun(options.source, avoid, now()), core.new_uuid());
     // No superblock is written meanwhile: that of a commit which was sealed before is not for this

@@ -110,6 +110,8 @@ pub enum Fault {
     ReplaceWithoutFlush,
     /// Write to the device that is replaced, and not to the target of the replacement.
     ReplaceUnmirrored,
+    /// Leave a target of a replacement the superblock that it had before.
+    ReplaceUnerased,
     /// Count a device that is added before it has a superblock.
     DeviceCountedFirst,
     /// Erase the superblock of a device that is removed before the commit without it.
