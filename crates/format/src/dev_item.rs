@@ -33,7 +33,7 @@ pub struct DevItem {
     pub dev_group: U32,
     /// Unused.
     pub seek_speed: u8,
-    /// Unused.
+    /// Unused; see [`DevItem::arrives`].
     pub bandwidth: u8,
     /// The device's own uuid.
     pub uuid: [u8; 16],
@@ -55,6 +55,20 @@ impl DevItem {
     pub fn mark(&self, fsid: &[u8; 16]) -> Option<Generation> {
         let since = self.generation.get().checked_sub(1).map(Generation);
         since.filter(|_| !self.is_seed_of(fsid))
+    }
+
+    /// Is it about to take the place of another device, in a superblock that no other device has
+    /// yet? If both say that they are that device and have the same commit, it is the other one.
+    /// Larder's; Linux keeps the field.
+    #[must_use]
+    pub fn arrives(&self) -> bool {
+        self.bandwidth != 0
+    }
+
+    /// The same, about to take the place of another device or not.
+    #[must_use]
+    pub fn with_arrival(self, arrives: bool) -> Self {
+        Self { bandwidth: arrives.into(), ..self }
     }
 
     /// The same with a mark or without.

@@ -16,7 +16,7 @@ use larder_simtest::device::{
 };
 use larder_simtest::image::{Image, STRIDE};
 use larder_volume::{Device, read_superblock};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -659,6 +659,51 @@ fn a_target_that_fails_as_it_begins_is_not_missing() {
         }
     }
     assert!(begun > 0, "the target never failed in the commit that began");
+}
+
+/// Replaces the second of two disks. The target fails for good at the operation `fails` of those
+/// that write. Returns how many there were, and whether it took the place.
+fn replaced_by_one_that_fails(device: &Arc<SimDevice>, fails: Option<u64>) -> (u64, bool) {
+    let all = device.devices();
+    let fs = open(all[..2].to_vec());
+    file(&fs, "file", &bytes(1, 70_000)).unwrap();
+    let count = Arc::new(AtomicU64::new(0));
+    let counted = count.clone();
+    let is_meant = move |a: &Access| {
+        let is_written = a.disk() == 2 && a.kind != AccessKind::Read;
+        let before = if is_written { counted.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        is_written && fails.is_some_and(|n| before >= n)
+    };
+    device.inject(Failing::nth(0, is_meant).forever());
+    let ended = fs.replace_device(of(2), all[2].clone(), &ReplaceControl::default());
+    let operations = count.load(Ordering::Relaxed);
+    // Whatever came of it, the file system goes on.
+    file(&fs, "later", b"later").unwrap();
+    fs.sync().unwrap();
+    (operations, ended.is_ok())
+}
+
+/// Here it fails at each of its last operations in turn, the commit that ends the replacement among
+/// them. The device that it was to replace stays, and power cuts do no harm.
+#[test]
+fn a_target_that_fails_as_it_takes_the_place_is_given_up() {
+    let new = || Arc::new(SimDevice::new(base(KINDS[2])));
+    let (operations, is_there) = replaced_by_one_that_fails(&new(), None);
+    assert!(is_there);
+    let mut given_up = 0;
+    for n in operations.saturating_sub(16)..operations {
+        let device = new();
+        let (_, is_there) = replaced_by_one_that_fails(&device, Some(n));
+        given_up += u32::from(!is_there);
+        for (cut, fs) in opened_after_cuts(&device).into_iter().enumerate() {
+            let fs = fs.unwrap_or_else(|e| panic!("operation {n}, cut {cut}: {e}"));
+            if fs.lookup(fs.root(), b"later").is_ok() {
+                assert!(content(&fs, "file") == bytes(1, 70_000), "operation {n}, cut {cut}");
+            }
+            fs.close().unwrap();
+        }
+    }
+    assert!(given_up > 2, "{given_up}");
 }
 
 /// A disk that fails is replaced, cannot be erased any more, and is taken for another target.

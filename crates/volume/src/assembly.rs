@@ -184,7 +184,7 @@ impl Parts {
             if !other.is_of_another_time(&part) {
                 return Err(twice(&part.found, &other.found));
             }
-            if part.state > other.state {
+            if part.is_later_than(other) {
                 std::mem::swap(&mut part, other);
             }
             self.superseded.push(part.found);
@@ -215,7 +215,8 @@ impl Parts {
         devices.sort_by_key(|part| part.found.id);
         // The first of equals.
         let newest = devices.iter().rev().max_by_key(|part| part.state);
-        let Some((current, superblock)) = newest.map(|p| (p.state, p.superblock.clone())) else {
+        let Some((current, mut superblock)) = newest.map(|p| (p.state, p.superblock.clone()))
+        else {
             return Err(match target {
                 Some(target) => corrupt(
                     target.found.device.name(),
@@ -226,6 +227,7 @@ impl Parts {
                 None => no_devices(),
             });
         };
+        superblock.dev_item = superblock.dev_item.with_arrival(false);
         let is_stale = |part: &&Part| part.found.is_stale || part.state != current;
         let stale = devices.iter().filter(is_stale).map(|part| (part.found.id, part.state));
         let stale: Vec<(DeviceId, State)> = stale.collect();
@@ -247,7 +249,17 @@ impl Part {
     /// May both be one device, of which one is of an earlier time?
     fn is_of_another_time(&self, other: &Self) -> bool {
         let is_one = self.found.id == other.found.id && self.found.uuid == other.found.uuid;
-        is_one && self.state.generation != other.state.generation
+        is_one && self.time() != other.time()
+    }
+
+    /// Of two that may be one device: is this the later one?
+    fn is_later_than(&self, other: &Self) -> bool {
+        (self.time(), self.state) > (other.time(), other.state)
+    }
+
+    /// The commit, and whether the device has come to its place.
+    fn time(&self) -> (Generation, bool) {
+        (self.state.generation, !self.superblock.dev_item.arrives())
     }
 }
 
@@ -544,6 +556,26 @@ mod tests {
             let said = found.superseded[0].claims_to_be(&found.devices[0]).to_string();
             assert!(said.starts_with("old: it and new are both device 1"), "{said}");
         }
+    }
+
+    #[test]
+    fn a_device_that_has_not_come_to_its_place_does_not_count_beside_the_one_that_has_it() {
+        let arriving = |generation| {
+            device("new", 1, |sb| {
+                sb.set_generation(Generation(generation));
+                sb.dev_item = sb.dev_item.with_arrival(true);
+            })
+        };
+        let old = || device("old", 1, |_| {});
+        for devices in [[old(), arriving(7)], [arriving(7), old()]] {
+            let found = Assembly::of(devices).unwrap();
+            assert_eq!(found.devices[0].device.name(), "old");
+        }
+        let found = Assembly::of([arriving(8), old()]).unwrap();
+        assert_eq!(found.devices[0].device.name(), "new");
+        assert!(!found.superblock.dev_item.arrives(), "it has come by now");
+        let text = Assembly::of([arriving(7), arriving(7)]).unwrap_err().to_string();
+        assert!(text.contains("the same device twice"), "{text}");
     }
 
     #[test]

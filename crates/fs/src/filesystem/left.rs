@@ -89,12 +89,14 @@ impl Left {
         self.devices.first().map_or_else(String::new, |found| found.device.name())
     }
 
-    /// Of two devices that are the same the older one is left out, if a replacement has ended.
+    /// Of two devices that are the same the older one is left out, if a replacement has ended. If
+    /// that was given up, the older one may be a target that failed as it took the place.
     fn may_be_superseded(&self, state: ReplaceState) -> Result<()> {
+        let has_ended = matches!(state, ReplaceState::Finished | ReplaceState::Canceled);
         for old in &self.superseded {
             let newer = self.devices.iter().find(|found| found.id == old.id);
             match newer {
-                Some(newer) if state != ReplaceState::Finished => {
+                Some(newer) if !has_ended => {
                     return Err(old.claims_to_be(newer).into());
                 }
                 _ => tracing::warn!(

@@ -218,6 +218,11 @@ fn take_over(core: &Core) -> Result<Option<Error>> {
         .is_some_and(|target| core.volume.behind().contains(&target.source));
     core.replacement.take_over(now());
     core.commit_now()?;
+    if let Some(target) = core.volume.target()
+        && let Err(e) = has_taken_everything(core, &*target)
+    {
+        return give_up(core, Some(e));
+    }
     let old = {
         // No superblock is written meanwhile: from here on the device has that of a device.
         let mut written = core.superblock_written.lock();

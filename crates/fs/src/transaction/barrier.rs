@@ -46,7 +46,7 @@ impl Ground {
         } else {
             superblocks.without_target()
         };
-        self.flush_around(&superblocks)?;
+        let superblocks = self.flush_around(superblocks)?;
         *written = SuperblockWritten { generation, superblocks, logs: 0 };
         Ok(())
     }
@@ -93,13 +93,17 @@ impl Ground {
         device.flush().map_err(|e| VolumeError::flush(device, e).into())
     }
 
-    fn flush_around(&self, superblocks: &Superblocks) -> Result<()> {
+    /// Returns the superblocks that it has written: if the target of a replacement fails as it
+    /// takes the place of a device, that device has the superblock.
+    fn flush_around(&self, mut superblocks: Superblocks) -> Result<Superblocks> {
         let tuning = &self.options.tuning;
         let which =
             if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
-        let write = || -> Result<()> {
-            self.put_on_new(superblocks)?;
-            let done = self.put(superblocks, which);
+        let mut write = || -> Result<()> {
+            if !self.put_on_new(&superblocks)? {
+                superblocks = superblocks.clone().without_target();
+            }
+            let done = self.put(&superblocks, which);
             if !fault!(tuning, IgnoreWriteErrors) {
                 done?;
             }
@@ -108,7 +112,7 @@ impl Ground {
         if fault!(tuning, SuperFirst) {
             write()?;
             self.flush()?;
-            return Ok(());
+            return Ok(superblocks);
         }
         if !fault!(tuning, NoFlushBeforeSuper) {
             let done = self.flush();
@@ -123,7 +127,7 @@ impl Ground {
                 done?;
             }
         }
-        Ok(())
+        Ok(superblocks)
     }
 
     /// Writes the superblock of the last commit with a log attached, the log of the transaction
@@ -154,20 +158,20 @@ impl Ground {
         Ok(true)
     }
 
-    /// Makes the superblocks of devices durable that are new.
-    fn put_on_new(&self, superblocks: &Superblocks) -> Result<()> {
-        let new = superblocks.new_devices();
-        if new.is_empty() || fault!(self.options.tuning, DeviceCountedFirst) {
-            return Ok(());
+    /// Makes the superblocks of devices durable that are new. False if a target that is to take the
+    /// place of a device has failed.
+    fn put_on_new(&self, superblocks: &Superblocks) -> Result<bool> {
+        if !superblocks.has_new() || fault!(self.options.tuning, DeviceCountedFirst) {
+            return Ok(true);
         }
-        let of = |id| superblocks.of(id).filter(|_| new.contains(&id));
-        self.volume.write_superblocks(&of, SuperCopies::All)?;
+        let is_well = || !superblocks.target_takes_over() || self.volume.target_takes_writes();
+        // It may lack what the superblock leads to.
+        if !is_well() {
+            return Ok(false);
+        }
+        self.volume.write_superblocks(&|id| superblocks.first_of(id), SuperCopies::All)?;
         self.flush()?;
-        if superblocks.target_takes_over() && !self.volume.target_takes_writes() {
-            let what = "the device that was to take the place of another one has failed";
-            return Err(Error::Unsupported(what.into()));
-        }
-        Ok(())
+        Ok(is_well())
     }
 
     /// Writes to each device its own superblock.

@@ -12,7 +12,8 @@
 //!
 //! So no power cut leaves a file system whose superblocks rely on the target while the target does
 //! not know that. The source keeps the superblock of the commit before until it is erased. By then
-//! the target, which says that it is the same device, has a newer one.
+//! the target, which says that it is the same device, has a newer one. If the target fails as it
+//! gets that, the source has the superblock of the commit, too, and counts.
 
 use crate::error::{Error, Place, Result};
 use crate::lock::{self, Mutex};

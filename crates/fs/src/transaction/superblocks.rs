@@ -85,9 +85,9 @@ impl Superblocks {
         self.target.is_some_and(|target| target.takes_over)
     }
 
-    /// Devices that have none yet.
-    pub(crate) fn new_devices(&self) -> &[DeviceId] {
-        &self.new
+    /// Is there a device that has none yet?
+    pub(crate) fn has_new(&self) -> bool {
+        !self.new.is_empty()
     }
 
     /// That of a device. None for a device that this commit does not know: it is coming or going.
@@ -104,6 +104,14 @@ impl Superblocks {
         if let Some((_, since)) = self.unmarked.iter().find(|(id, _)| *id == device) {
             superblock.dev_item = superblock.dev_item.with_mark(Some(*since));
         }
+        Some(superblock)
+    }
+
+    /// That of a device that has none yet, before the others count it.
+    pub(crate) fn first_of(&self, device: DeviceId) -> Option<Box<Superblock>> {
+        let mut superblock = self.of(device).filter(|_| self.new.contains(&device))?;
+        let arrives = device == DeviceId::REPLACE_TARGET && self.target_takes_over();
+        superblock.dev_item = superblock.dev_item.with_arrival(arrives);
         Some(superblock)
     }
 
