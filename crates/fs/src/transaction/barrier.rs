@@ -1,6 +1,6 @@
 //! The durability barrier: what is on the device before what.
 //!
-//! Three rules make a crash harmless, and this module keeps both.
+//! Three rules make a crash harmless, and this module keeps them.
 //!
 //! - A superblock is written only when everything it leads to is durable: flush, superblocks,
 //!   flush.
