@@ -66,7 +66,6 @@ Exit codes: 0 done, 1 not done, 2 could not run.
 
 Examples:
   larder device replace 1 new.img mnt
-  larder device replace missing new.img mnt
   larder device replace --status mnt
   larder device replace disk-2.img new.img disk-1.img";
 
