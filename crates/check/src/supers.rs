@@ -200,7 +200,7 @@ fn compare(primary: &Superblock, mirror: &Superblock, findings: &Findings) {
         sb.log_root.set(0);
         sb.log_root_transid.set(0);
         sb.log_root_level = 0;
-        // A power cut may come between the first superblock of a device and the usual one.
+        // A log's superblock, which is the first copy only, does not have it any more.
         sb.dev_item = sb.dev_item.with_arrival(false);
         sb
     };

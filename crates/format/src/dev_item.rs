@@ -57,15 +57,15 @@ impl DevItem {
         since.filter(|_| !self.is_seed_of(fsid))
     }
 
-    /// Is it about to take the place of another device, in a superblock that no other device has
-    /// yet? If both say that they are that device and have the same commit, it is the other one.
+    /// Does it take the place of another device with the commit of its superblock? If both say that
+    /// they are that device and have the same commit, it has failed, and the other one counts.
     /// Larder's; Linux keeps the field.
     #[must_use]
     pub fn arrives(&self) -> bool {
         self.bandwidth != 0
     }
 
-    /// The same, about to take the place of another device or not.
+    /// The same, taking the place of another device or not.
     #[must_use]
     pub fn with_arrival(self, arrives: bool) -> Self {
         Self { bandwidth: arrives.into(), ..self }

@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::error::{VolumeError, VolumeResult};
 use larder_format::superblock::{Superblock, looks_like_btrfs};
 use larder_format::{Physical, SUPER_OFFSETS, SUPER_SIZE};
+use std::io;
 
 /// Which copies of a superblock to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,13 +80,7 @@ pub fn read_all_superblocks(device: &dyn Device) -> Vec<SuperCopy> {
 
 fn read_copy(device: &dyn Device, at: Physical) -> VolumeResult<Box<Superblock>> {
     let mut bytes = vec![0; SUPER_SIZE];
-    device.read_at(at, &mut bytes).map_err(|source| VolumeError::Io {
-        device: device.name(),
-        op: "read",
-        at,
-        len: SUPER_SIZE as u64,
-        source,
-    })?;
+    device.read_at(at, &mut bytes).map_err(|e| failed(device, "read", at, e))?;
     if !looks_like_btrfs(&bytes) && bytes[0x40..0x48] != *b"!BHRfS_M" {
         return Err(VolumeError::Corrupt {
             device: device.name(),
@@ -94,6 +89,10 @@ fn read_copy(device: &dyn Device, at: Physical) -> VolumeResult<Box<Superblock>>
     }
     Superblock::parse(&bytes, at)
         .map_err(|e| VolumeError::Corrupt { device: device.name(), what: e.to_string() })
+}
+
+fn failed(device: &dyn Device, op: &'static str, at: Physical, source: io::Error) -> VolumeError {
+    VolumeError::Io { device: device.name(), op, at, len: SUPER_SIZE as u64, source }
 }
 
 /// Writes the superblock's copies to a device, each with its own address and checksum. Not durable
@@ -113,13 +112,7 @@ pub fn write_superblocks(
     } else {
         SUPER_OFFSETS.len()
     }) {
-        device.write_at(at, &copy.seal(at)).map_err(|source| VolumeError::Io {
-            device: device.name(),
-            op: "write",
-            at,
-            len: SUPER_SIZE as u64,
-            source,
-        })?;
+        device.write_at(at, &copy.seal(at)).map_err(|e| failed(device, "write", at, e))?;
     }
     Ok(())
 }
@@ -130,13 +123,7 @@ pub fn write_superblocks(
 /// What the device says.
 pub fn erase_superblocks(device: &dyn Device) -> VolumeResult<()> {
     for at in copies_within(device.size()) {
-        device.write_at(at, &[0; SUPER_SIZE]).map_err(|source| VolumeError::Io {
-            device: device.name(),
-            op: "write",
-            at,
-            len: SUPER_SIZE as u64,
-            source,
-        })?;
+        device.write_at(at, &[0; SUPER_SIZE]).map_err(|e| failed(device, "write", at, e))?;
     }
     device.flush().map_err(|e| VolumeError::flush(device, e))
 }

@@ -68,7 +68,8 @@ impl NewDevice<'_> {
         &self,
         add: impl FnOnce(FileDevice) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let is_made = !self.path.exists();
+        // A link that leads nowhere is not made here.
+        let is_made = self.path.symlink_metadata().is_err();
         let added = self.open().and_then(add);
         // It may have been added although nobody could say so.
         if is_made && added.is_err() && superblock_of(self.path).is_none() {

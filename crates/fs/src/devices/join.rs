@@ -51,7 +51,7 @@ pub(crate) fn add(core: &Core, device: Arc<dyn Device>) -> Result<DeviceId> {
     Ok(id)
 }
 
-/// Makes a device a member that is not counted yet.
+/// Has a device counted that the volume has already.
 fn join(core: &Core, device: &dyn Device, item: DevItem) -> Result<()> {
     crate::file::flush_all(core)?;
     core.commit_now()?;

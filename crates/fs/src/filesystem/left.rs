@@ -12,7 +12,7 @@ use crate::transaction::Replacement;
 use crate::tree::Version;
 use larder_format::Physical;
 use larder_format::items::ReplaceState;
-use larder_volume::{Assembly, Found, Volume, VolumeError, superblock};
+use larder_volume::{Assembly, Found, Volume, VolumeError, read_superblock, superblock};
 
 /// Devices that are set apart, until the trees can be read.
 #[derive(Debug)]
@@ -89,14 +89,17 @@ impl Left {
         self.devices.first().map_or_else(String::new, |found| found.device.name())
     }
 
-    /// Of two devices that are the same the older one is left out, if a replacement has ended. If
-    /// that was given up, the older one may be a target that failed as it took the place.
+    /// Of two devices that are the same the older one is left out, if a replacement has ended, or
+    /// was given up because the older one failed as it took the place.
     fn may_be_superseded(&self, state: ReplaceState) -> Result<()> {
-        let has_ended = matches!(state, ReplaceState::Finished | ReplaceState::Canceled);
+        let has_failed = |old: &Found| {
+            let superblock = read_superblock(&*old.device);
+            state == ReplaceState::Canceled && superblock.is_ok_and(|sb| sb.dev_item.arrives())
+        };
         for old in &self.superseded {
             let newer = self.devices.iter().find(|found| found.id == old.id);
             match newer {
-                Some(newer) if !has_ended => {
+                Some(newer) if state != ReplaceState::Finished && !has_failed(old) => {
                     return Err(old.claims_to_be(newer).into());
                 }
                 _ => tracing::warn!(

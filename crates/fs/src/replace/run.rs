@@ -48,14 +48,14 @@ pub(crate) fn start(
 ) -> Result<()> {
     let begun = begin(core, options, &target);
     let claim = begun.inspect_err(|e| control.refused(ReplaceStatus::Canceled, e))?;
-    let begun = core.commit_now().and_then(|()| is_known(core, &*target));
-    let arrived = begun.and_then(|()| arrive(core));
+    let known = core.commit_now().and_then(|()| note_target(core, &*target));
+    let arrived = known.and_then(|()| arrive(core));
     run(core, claim, target, control, arrived)
 }
 
 /// Notes that the target has a superblock, in the place up to which everything is copied: no chunk
 /// lies in front of it. Before that, the target may be missing when the file system is opened.
-fn is_known(core: &Core, target: &dyn Device) -> Result<()> {
+fn note_target(core: &Core, target: &dyn Device) -> Result<()> {
     has_taken_everything(core, target)?;
     let first = Physical(DEVICE_RESERVED);
     core.replacement.set_cursor(first, first);

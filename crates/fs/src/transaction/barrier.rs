@@ -101,7 +101,8 @@ impl Ground {
             if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
         let mut write = || -> Result<()> {
             if !self.put_on_new(&superblocks)? {
-                superblocks = superblocks.clone().without_target();
+                superblocks = superblocks.clone().with_source_again();
+                self.put_on_new(&superblocks)?;
             }
             let done = self.put(&superblocks, which);
             if !fault!(tuning, IgnoreWriteErrors) {
@@ -161,7 +162,8 @@ impl Ground {
     /// Makes the superblocks of devices durable that are new. False if a target that is to take the
     /// place of a device has failed.
     fn put_on_new(&self, superblocks: &Superblocks) -> Result<bool> {
-        if !superblocks.has_new() || fault!(self.options.tuning, DeviceCountedFirst) {
+        let new = superblocks.new_devices();
+        if new.is_empty() || fault!(self.options.tuning, DeviceCountedFirst) {
             return Ok(true);
         }
         let is_well = || !superblocks.target_takes_over() || self.volume.target_takes_writes();
@@ -169,7 +171,8 @@ impl Ground {
         if !is_well() {
             return Ok(false);
         }
-        self.volume.write_superblocks(&|id| superblocks.first_of(id), SuperCopies::All)?;
+        let of = |id| superblocks.of(id).filter(|_| new.contains(&id));
+        self.volume.write_superblocks(&of, SuperCopies::All)?;
         self.flush()?;
         Ok(is_well())
     }

@@ -24,7 +24,7 @@ use crate::space::{DeviceChange, Pinned, Run, SpaceKind, csum_tree};
 use crate::transaction::{CommitSource, Ground, SubvolumeTree, Target, Txn, writeout};
 use crate::tree::{Root, Tree, doing};
 use larder_format::items::Chunk;
-use larder_format::{Key, KeyType, Logical, ObjectId, Superblock, TreeId};
+use larder_format::{DeviceId, Key, KeyType, Logical, ObjectId, Superblock, TreeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -147,6 +147,8 @@ struct Committer<'a> {
     moved_trees: Vec<Tree>,
     /// The target of a replacement, as this commit says.
     target: Option<Target>,
+    /// A device that a replacement leaves after all.
+    returns: Option<DeviceId>,
     /// How this commit changes the devices.
     device_changes: Vec<DeviceChange>,
 }
@@ -170,6 +172,7 @@ impl<'a> Committer<'a> {
             removed: Vec::new(),
             moved_trees: Vec::new(),
             target: None,
+            returns: None,
             device_changes: Vec::new(),
             txn,
         }

@@ -50,6 +50,8 @@ pub(crate) struct Replacement(Mutex<Inner, lock::Replacement>);
 struct Inner {
     item: Option<DevReplace>,
     target: Option<Target>,
+    /// The device whose place a target has taken, or was about to, that was given up.
+    returns: Option<DeviceId>,
     changed: bool,
 }
 
@@ -59,6 +61,9 @@ pub(crate) struct Written {
     /// The item, if it has changed.
     item: Option<DevReplace>,
     pub(crate) target: Option<Target>,
+    /// A device that may have no superblock of the commit before, although it is one of the file
+    /// system: it gets that of this commit before any other.
+    pub(crate) returns: Option<DeviceId>,
 }
 
 impl Written {
@@ -109,7 +114,8 @@ impl Replacement {
     /// One begins.
     pub(crate) fn begin(&self, item: DevReplace, uuid: [u8; 16]) {
         let target = Target { source: item.source(), uuid, is_new: true, takes_over: false };
-        *self.0.lock() = Inner { item: Some(item), target: Some(target), changed: true };
+        let (item, target) = (Some(item), Some(target));
+        *self.0.lock() = Inner { item, target, returns: None, changed: true };
     }
 
     /// The target of one that is under way is there.
@@ -150,7 +156,8 @@ impl Replacement {
     pub(crate) fn give_up(&self, now: u64) {
         let mut inner = self.0.lock();
         inner.end(ReplaceState::Canceled, now);
-        inner.target = None;
+        let target = inner.target.take();
+        inner.returns = target.filter(|target| target.takes_over).map(|target| target.source);
     }
 
     /// There is no target any more, or it is not there.
@@ -162,7 +169,9 @@ impl Replacement {
     pub(crate) fn for_commit(&self) -> Written {
         let mut inner = self.0.lock();
         let changed = std::mem::take(&mut inner.changed);
-        let written = Written { item: inner.item.filter(|_| changed), target: inner.target };
+        let returns = inner.returns.take();
+        let item = inner.item.filter(|_| changed);
+        let written = Written { item, target: inner.target, returns };
         if let Some(target) = &mut inner.target {
             target.is_new = false;
         }

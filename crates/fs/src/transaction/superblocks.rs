@@ -75,6 +75,16 @@ impl Superblocks {
         self
     }
 
+    /// The same, where the target has failed as it took the place of its source: that has a
+    /// superblock again, before any other device, since the target may have one by which it is the
+    /// device.
+    pub(crate) fn with_source_again(self) -> Self {
+        let source = self.target.map(|target| target.source);
+        let mut this = self.without_target();
+        this.new.extend(source);
+        this
+    }
+
     /// Is this the target that they know?
     pub(crate) fn is_of_target(&self, target: Target) -> bool {
         self.target.is_some_and(|known| known.uuid == target.uuid)
@@ -85,9 +95,9 @@ impl Superblocks {
         self.target.is_some_and(|target| target.takes_over)
     }
 
-    /// Is there a device that has none yet?
-    pub(crate) fn has_new(&self) -> bool {
-        !self.new.is_empty()
+    /// Devices that have none yet.
+    pub(crate) fn new_devices(&self) -> &[DeviceId] {
+        &self.new
     }
 
     /// That of a device. None for a device that this commit does not know: it is coming or going.
@@ -107,18 +117,12 @@ impl Superblocks {
         Some(superblock)
     }
 
-    /// That of a device that has none yet, before the others count it.
-    pub(crate) fn first_of(&self, device: DeviceId) -> Option<Box<Superblock>> {
-        let mut superblock = self.of(device).filter(|_| self.new.contains(&device))?;
-        let arrives = device == DeviceId::REPLACE_TARGET && self.target_takes_over();
-        superblock.dev_item = superblock.dev_item.with_arrival(arrives);
-        Some(superblock)
-    }
-
     fn of_target(&self, target: Target) -> Option<Box<Superblock>> {
         let mut superblock = self.without_mark(target.source)?;
         // It has everything, or else it does not take over.
         superblock.dev_item.generation = U64::new(0);
+        // It may fail, and the source have the superblock of this commit as well.
+        superblock.dev_item = superblock.dev_item.with_arrival(target.takes_over);
         if !target.takes_over {
             superblock.dev_item.devid = U64::new(DeviceId::REPLACE_TARGET.0);
             superblock.dev_item.uuid = target.uuid;

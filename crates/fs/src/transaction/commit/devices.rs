@@ -53,13 +53,13 @@ impl Committer<'_> {
         Ok(())
     }
 
-    /// Devices that the file system gets with this commit.
+    /// Devices that the file system gets with this commit, or gets back.
     pub(super) fn new_devices(&self) -> Vec<DeviceId> {
         let id = |change: &DeviceChange| match change {
             DeviceChange::Add(item) => Some(DeviceId(item.devid.get())),
             DeviceChange::Seed(..) | DeviceChange::Remove(_) | DeviceChange::Resize(..) => None,
         };
-        self.device_changes.iter().filter_map(id).collect()
+        self.device_changes.iter().filter_map(id).chain(self.returns).collect()
     }
 
     fn add_device(&mut self, item: &DevItem) -> Result<()> {
@@ -137,6 +137,7 @@ impl Committer<'_> {
         }
         let replacement = ground.replacement.for_commit();
         self.target = replacement.target;
+        self.returns = replacement.returns;
         if let Some(item) = replacement.item() {
             self.put(&ground.roots.dev, &DevReplace::key(), item)?;
         }
