@@ -161,6 +161,9 @@ pub struct DevReplace {
 }
 const _: () = assert!(size_of::<DevReplace>() == 72);
 
+/// Where a replacement has come that has just begun: no chunk ends there, and Linux begins with 0.
+const JUST_BEGUN: u64 = 1;
+
 impl DevReplace {
     /// Where the item stands, in the device tree.
     #[must_use]
@@ -176,7 +179,7 @@ impl DevReplace {
         let mut this = Self {
             source: U64::new(source.0),
             cursor_left: zero,
-            cursor_right: zero,
+            cursor_right: U64::new(JUST_BEGUN),
             mode: U64::new(avoid.into()),
             state: zero,
             started: U64::new(started),
@@ -219,6 +222,13 @@ impl DevReplace {
     #[must_use]
     pub fn cursor_right(&self) -> Physical {
         Physical(self.cursor_right.get())
+    }
+
+    /// Is it not known yet whether the target has a superblock? So it is in the commit with which
+    /// Larder begins, which the target may not have survived. Linux does not use the field.
+    #[must_use]
+    pub fn has_just_begun(&self) -> bool {
+        self.cursor_right.get() == JUST_BEGUN
     }
 
     /// How far it is, and how far what is being copied reaches.

@@ -66,7 +66,7 @@ impl Left {
                 volume.set_target(item.source(), target.device.clone())?;
                 replacement.found_target(*target.uuid.as_bytes());
             }
-            (Some(item), None) if !self.degraded && item.cursor() > Physical(0) => {
+            (Some(item), None) if !self.degraded && !item.has_just_begun() => {
                 let what = format!(
                     "device {} is being replaced, and the device that is to take its place is \
                         missing",

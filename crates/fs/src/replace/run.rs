@@ -53,12 +53,11 @@ pub(crate) fn start(
     run(core, claim, target, control, arrived)
 }
 
-/// Notes that the target has a superblock, in the place up to which everything is copied: no chunk
-/// lies in front of it. Before that, the target may be missing when the file system is opened.
+/// Notes that the target has a superblock. Before that, it may be missing when the file system is
+/// opened ([`DevReplace::has_just_begun`]).
 fn note_target(core: &Core, target: &dyn Device) -> Result<()> {
     has_taken_everything(core, target)?;
-    let first = Physical(DEVICE_RESERVED);
-    core.replacement.set_cursor(first, first);
+    core.replacement.set_cursor(Physical(0), Physical(0));
     Ok(())
 }
 
