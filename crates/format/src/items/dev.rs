@@ -161,7 +161,8 @@ pub struct DevReplace {
 }
 const _: () = assert!(size_of::<DevReplace>() == 72);
 
-/// Where a replacement has come that has just begun: no chunk ends there, and Linux begins with 0.
+/// Where a replacement has come that has just begun: no chunk ends there, and Linux does
+/// not begin there.
 const JUST_BEGUN: u64 = 1;
 
 impl DevReplace {
@@ -225,7 +226,7 @@ impl DevReplace {
     }
 
     /// Is it not known yet whether the target has a superblock? So it is in the commit with which
-    /// Larder begins, which the target may not have survived. Linux does not use the field.
+    /// Larder begins, which the target may not have survived.
     #[must_use]
     pub fn has_just_begun(&self) -> bool {
         self.cursor_right.get() == JUST_BEGUN
