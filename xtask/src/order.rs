@@ -51,6 +51,7 @@ pub(crate) const HOUSES: &[House] = &[
             "node",
             "superblock",
             "history",
+            "failed",
             "items",
             "check",
         ]),

@@ -12,6 +12,7 @@ pub mod acl;
 pub mod check;
 pub mod csum;
 pub mod dev_item;
+pub mod failed;
 pub mod features;
 pub mod history;
 pub mod ids;

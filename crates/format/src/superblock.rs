@@ -28,6 +28,8 @@ pub const ROOT_DIR_OBJECTID: u64 = 6;
 pub(crate) const SYS_CHUNK_ARRAY_SIZE: usize = 2048;
 /// A key and a chunk item with one stripe: the least that the system chunk array can hold.
 const SYS_CHUNK_MIN: usize = 97;
+/// A superblock has room for so many devices that failed in its commit.
+pub const MOST_FAILED: usize = 3;
 /// Size of the label's field; the label itself is a byte shorter, its end being a NUL.
 const LABEL_SIZE: usize = 256;
 
@@ -139,7 +141,11 @@ pub struct Superblock {
     /// Roots of recent commits; see [`Superblock::current_backup_slot`].
     pub backup_roots: [BackupRoot; 4],
     /// Zero.
-    pub padding: [u8; 549],
+    pub padding: [u8; 517],
+    /// The commit that `failed` belongs to; see [`Superblock::failed`].
+    pub failed_in: U64,
+    /// Ids of devices; 0 where there is none.
+    pub failed: [U64; MOST_FAILED],
     /// See [`Superblock::history`]; 0 where only Linux wrote.
     pub history: U64,
     /// See [`Superblock::history_began`].
@@ -152,6 +158,7 @@ const _: () = assert!(std::mem::offset_of!(Superblock, label) == 0x12b);
 const _: () = assert!(std::mem::offset_of!(Superblock, sys_chunk_array) == 0x32b);
 const _: () = assert!(std::mem::offset_of!(Superblock, backup_roots) == 0xb2b);
 const _: () = assert!(std::mem::offset_of!(Superblock, padding) == 0xdcb);
+const _: () = assert!(std::mem::offset_of!(Superblock, failed_in) == 0xfd0);
 
 impl std::fmt::Debug for Superblock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

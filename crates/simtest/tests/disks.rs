@@ -2,12 +2,15 @@
 //! are lost, old or damaged afterwards, and some fail in the midst of the work. `make torture
 //! ARGS='--disks all'` does the same without end.
 
-use larder_fs::{FileKind, Filesystem, NewInode, OpenOptions};
+use larder_format::{SUPER_OFFSETS, SUPER_SIZE};
+use larder_fs::{Fault, FileKind, Filesystem, NewInode, OpenOptions, Tuning};
+use larder_simtest::by_hand::{bytes, content, put};
 use larder_simtest::crash::Limits;
 use larder_simtest::data::data;
 use larder_simtest::device::{Effect, SimDevice};
 use larder_simtest::disks::{KINDS, Kind, Plan, Refused};
 use larder_simtest::faults::run_plan;
+use larder_simtest::image::STRIDE;
 use larder_simtest::judge::Depth;
 use larder_simtest::oracle::{Need, need};
 use larder_simtest::runner::{Config, Outcome, run};
@@ -83,6 +86,64 @@ fn of_two_disks_that_are_behind_the_later_one_is_believed() {
         let plan = Plan { disk: 0, refused, skip, forever: true, effect };
         run_plan(&config, &workload.segments[0].threads[0], plan).expect("what was synced");
     }
+}
+
+/// A disk fails in the flush of a commit, of which the power cut leaves the superblock on one of
+/// the others only. The third one has the data of the commit, and the one that failed has not. No
+/// checksum tells them apart, so the superblock has to.
+fn one_fails_and_one_lacks_its_superblock(
+    fails: usize,
+    lacks: usize,
+    tuning: &Tuning,
+) -> Result<(), String> {
+    let kind = Kind::parse("raid5-raid1-3").expect("a kind");
+    let device = Arc::new(SimDevice::new(kind.fresh().expect("mkfs")).unrecorded());
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let fs = Filesystem::open_devices(
+        device.devices(),
+        OpenOptions { no_data_cow: true, tuning: tuning.clone(), ..options.clone() },
+    )
+    .expect("it opens");
+    let file = put(&fs, fs.root(), "file", &bytes(1, 256 << 10)).expect("written");
+    fs.sync().expect("synced");
+    let before = device.image();
+    fs.write(file, 0, &bytes(2, 256 << 10)).expect("written");
+    let (refused, effect) = (Refused::Flushes, Effect::None);
+    device.inject(Plan { disk: fails, refused, skip: 0, forever: true, effect }.fault());
+    fs.sync().expect("two disks are enough");
+    assert_eq!(device.counts().faults, 1, "it failed in the one flush");
+    let mut image = device.image();
+    image.take_disk(fails, &before);
+    for at in SUPER_OFFSETS.iter().map(|at| lacks as u64 * STRIDE + at.0) {
+        let mut superblock = [0; SUPER_SIZE];
+        before.read(at, &mut superblock);
+        image.write(at, &superblock);
+    }
+    drop(fs);
+    let device = Arc::new(SimDevice::new(image).unrecorded());
+    let fs = Filesystem::open_devices(device.devices(), options).map_err(|e| e.to_string())?;
+    let is_right = content(&fs, file) == bytes(2, 256 << 10);
+    fs.close().map_err(|e| e.to_string())?;
+    is_right.then_some(()).ok_or_else(|| "what was synced is not there".into())
+}
+
+/// The disk that fails, and the one that lacks its superblock.
+const FAILS_AND_LACKS: [(usize, usize); 6] = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];
+
+#[test]
+fn a_disk_that_fails_in_a_commit_is_told_from_one_without_its_superblock() {
+    for (fails, lacks) in FAILS_AND_LACKS {
+        one_fails_and_one_lacks_its_superblock(fails, lacks, &Tuning::default())
+            .unwrap_or_else(|e| panic!("disk {fails} fails, disk {lacks} lacks it: {e}"));
+    }
+}
+
+#[test]
+fn failed_disks_that_are_not_named_are_noticed() {
+    let broken = Tuning::from(Fault::FailedUnnamed);
+    let mut all = FAILS_AND_LACKS.into_iter();
+    let noticed = |(fails, lacks)| one_fails_and_one_lacks_its_superblock(fails, lacks, &broken);
+    assert!(all.any(|pair| noticed(pair).is_err()), "it went unnoticed");
 }
 
 #[test]

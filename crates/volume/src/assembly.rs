@@ -8,6 +8,10 @@
 //! newest commit, in the second case it has not, and nothing tells them apart. So what a stale
 //! device has is read last, and counts only where a checksum says that it is right.
 //!
+//! If a device failed in the newest commit, its superblock names that device
+//! ([`larder_format::failed`]). All others had the commit's data before the first superblock was
+//! written. So one of them that only lacks that superblock is not stale.
+//!
 //! Of several stale devices, those with an older superblock lack more: they certainly were away. So
 //! what they have is read after what the others have.
 //!
@@ -228,10 +232,15 @@ impl Parts {
             });
         };
         superblock.dev_item = superblock.dev_item.with_arrival(false);
+        let newest = Newest { state: current, failed: superblock.failed() };
         let is_stale = |part: &&Part| part.found.is_stale || part.state != current;
         let stale = devices.iter().filter(is_stale).map(|part| (part.found.id, part.state));
         let stale: Vec<(DeviceId, State)> = stale.collect();
         let judged = |mut part: Part| {
+            if newest.is_had_by(&part) {
+                part.found.generation = current.generation;
+                return part.found;
+            }
             part.found.is_stale |= part.state != current;
             if part.found.generation == part.found.written {
                 let later = later_logs(&stale, part.found.id);
@@ -242,6 +251,25 @@ impl Parts {
         let mut devices: Vec<Found> = devices.into_iter().map(judged).chain(seeds).collect();
         devices.sort_by_key(|found| found.id);
         Ok(Assembly { superblock, devices, target: target.map(judged), superseded })
+    }
+}
+
+/// What the newest superblock says.
+struct Newest {
+    state: State,
+    /// The devices that failed in its commit, if it names any.
+    failed: Option<Vec<DeviceId>>,
+}
+
+impl Newest {
+    /// Does a device lack the superblock of the newest commit, and nothing else? That of a log is
+    /// written by another rule. The target of a replacement is never named.
+    fn is_had_by(&self, part: &Part) -> bool {
+        let Some(failed) = &self.failed else { return false };
+        let (found, target) = (&part.found, DeviceId::REPLACE_TARGET);
+        let may_have_failed = found.id == target || failed.contains(&found.id);
+        let is_before = part.state.generation.0 + 1 == self.state.generation.0;
+        is_before && !self.state.has_log && !found.is_stale && !may_have_failed
     }
 }
 
@@ -514,6 +542,37 @@ mod tests {
         let found = Assembly::of(devices).unwrap();
         let since: Vec<(u64, u64)> = found.stale().map(|f| (f.id.0, f.generation.0)).collect();
         assert_eq!(since, [(2, 6), (3, 7)]);
+    }
+
+    #[test]
+    fn of_devices_that_lack_the_newest_superblock_those_that_failed_are_stale() {
+        let newest = |more: fn(&mut Superblock)| {
+            device("a", 1, move |sb| {
+                sb.set_generation(Generation(8));
+                sb.note_failed(&[DeviceId(2)]);
+                more(sb);
+            })
+        };
+        let old = |id| device("old", id, |_| {});
+        let stale = |devices: Vec<Arc<dyn Device>>| {
+            let found = Assembly::of(devices).unwrap();
+            found.stale().map(|f| f.id.0).collect::<Vec<_>>()
+        };
+        assert_eq!(stale(vec![newest(|_| {}), old(2), old(3)]), [2]);
+        let older = device("older", 3, |sb| sb.set_generation(Generation(6)));
+        assert_eq!(stale(vec![newest(|_| {}), old(2), older]), [2, 3]);
+        let marked = device("marked", 3, |sb| {
+            sb.dev_item = sb.dev_item.with_mark(Some(Generation(5)));
+        });
+        assert_eq!(stale(vec![newest(|_| {}), old(2), marked]), [2, 3]);
+        let with_log = newest(|sb| sb.log_root.set(4096));
+        assert_eq!(stale(vec![with_log, old(2), old(3)]), [2, 3]);
+        let later = newest(|sb| sb.set_generation(Generation(9)));
+        let eighth = device("b", 3, |sb| sb.set_generation(Generation(8)));
+        assert_eq!(stale(vec![later, old(2), eighth]), [2, 3], "nothing is said of the ninth");
+        let target = device("t", 0, |sb| sb.dev_item.uuid = [9; 16]);
+        let found = Assembly::of([newest(|_| {}), old(2), old(3), target]).unwrap();
+        assert!(found.target.unwrap().is_stale, "it is never named");
     }
 
     #[test]

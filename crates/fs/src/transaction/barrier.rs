@@ -1,6 +1,6 @@
 //! The durability barrier: what is on the device before what.
 //!
-//! Three rules make a crash harmless, and this module keeps them.
+//! Four rules make a crash harmless, and this module keeps them.
 //!
 //! - A superblock is written only when everything it leads to is durable: flush, superblocks,
 //!   flush.
@@ -11,6 +11,8 @@
 //!   devices, flush, all superblocks, flush. So a crash leaves no file system that misses a device.
 //!   A device that joins has one of the last commit even before, and may fail in the commit that
 //!   counts it: then it is behind, and not missing.
+//! - The superblocks of a commit name the devices that have failed by the first flush. So these are
+//!   told from devices that a power cut keeps from their superblock ([`larder_format::failed`]).
 //!
 //! A flush counts as good only if no early flush failed beside it: see [`super::early_flush`].
 
@@ -99,19 +101,19 @@ impl Ground {
         let tuning = &self.options.tuning;
         let which =
             if fault!(tuning, NoSuperMirrors) { SuperCopies::Primary } else { SuperCopies::All };
-        let mut write = || -> Result<()> {
-            if !self.put_on_new(&superblocks)? {
-                superblocks = superblocks.clone().with_source_again();
-                self.put_on_new(&superblocks)?;
+        let write = |superblocks: &mut Superblocks| -> Result<()> {
+            if !self.put_on_new(superblocks)? {
+                *superblocks = superblocks.clone().with_source_again();
+                self.put_on_new(superblocks)?;
             }
-            let done = self.put(&superblocks, which);
+            let done = self.put(superblocks, which);
             if !fault!(tuning, IgnoreWriteErrors) {
                 done?;
             }
             Ok(())
         };
         if fault!(tuning, SuperFirst) {
-            write()?;
+            write(&mut superblocks)?;
             self.flush()?;
             return Ok(superblocks);
         }
@@ -121,7 +123,10 @@ impl Ground {
                 done?;
             }
         }
-        write()?;
+        if !fault!(tuning, FailedUnnamed) {
+            superblocks = superblocks.with_failed(|id| self.volume.takes_writes(id));
+        }
+        write(&mut superblocks)?;
         if !fault!(tuning, NoFlushAfterSuper) {
             let done = self.flush();
             if !fault!(tuning, IgnoreWriteErrors) {

@@ -85,6 +85,15 @@ impl Superblocks {
         this
     }
 
+    /// The same, naming the devices that are not written, or will not be by now.
+    pub(crate) fn with_failed(mut self, is_written: impl Fn(DeviceId) -> bool) -> Self {
+        let fsid = self.common.metadata_fsid();
+        let own = self.items.iter().filter(|item| !item.is_seed_of(&fsid)).map(id_of);
+        let failed: Vec<DeviceId> = own.filter(|id| !is_written(*id)).collect();
+        self.common.note_failed(&failed);
+        self
+    }
+
     /// Is this the target that they know?
     pub(crate) fn is_of_target(&self, target: Target) -> bool {
         self.target.is_some_and(|known| known.uuid == target.uuid)

@@ -122,6 +122,8 @@ pub enum Fault {
     NoParity,
     /// Go on although a superblock is on some devices only.
     SuperblockOnSome,
+    /// Do not say in the superblocks which devices failed in their commit.
+    FailedUnnamed,
     /// Discard freed space before the superblock that frees it is durable.
     DiscardEarly,
     /// Discard whole granules although something in them is in use.
