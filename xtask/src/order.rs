@@ -132,7 +132,7 @@ pub(crate) const HOUSES: &[House] = &[
         folder: "crates/restore/src",
         rooms: Upwards(&[
             "error", "observer", "scan", "supers", "members", "reader", "tree", "chunks", "data",
-            "dest", "names", "salvage", "points", "restore",
+            "dest", "names", "salvage", "roots", "points", "restore",
         ]),
     },
     House {

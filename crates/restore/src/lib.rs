@@ -15,6 +15,7 @@
 //! | `tree` | all items of a key range, with what was found put where nodes are missing |
 //! | `chunks` | where addresses lie, when the chunk tree does not say |
 //! | `salvage` | which found leaves belong to a tree, and which are stale |
+//! | `roots` | which found nodes are the newest roots of trees |
 //! | [`points`] | the moments that can be restored, and the trees at each |
 //! | `data` | bytes of extents, verified sector by sector, from whichever copy is right |
 //! | `names` | paths from references in both directions |
@@ -37,6 +38,7 @@ mod observer;
 pub mod points;
 mod reader;
 mod restore;
+mod roots;
 mod salvage;
 mod scan;
 mod supers;

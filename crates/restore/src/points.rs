@@ -5,19 +5,18 @@
 //! else is left. A [`Point`] is one of these. [`Trees`] is what its root tree says: every tree's
 //! root, and how subvolumes hang together.
 //!
-//! Hidden here besides: what happens when the newest root tree is lost. The backup before it is
-//! whole, but a commit old; so the newest roots of the trees themselves are looked for, and taken
-//! where they are certain to be roots.
+//! When the newest root tree is lost, the backup before it is whole, but a commit old. So the
+//! newest roots of the trees themselves are looked for (`roots`).
 
 use crate::error::{Error, Result};
 use crate::reader::{Reader, Want};
+use crate::roots::{NewRoot, Search, tops};
 use crate::salvage::{LiveSource, Salvage};
-use crate::scan::{Found, Scan};
+use crate::scan::Scan;
 use crate::tree::{Gap, RootPointer, StandIn, Tree};
-use larder_format::items::{InodeItem, RootFlags, RootItem, RootRef};
-use larder_format::node::NodeView;
+use larder_format::items::{RootFlags, RootItem, RootRef};
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -99,63 +98,15 @@ pub fn points(reader: &Reader<'_>, scan: bool) -> Vec<Point> {
         }));
     }
     if let Some(scan) = scan.then(|| reader.scan()).flatten() {
-        let mut tops = Tops::new();
-        for node in scan.of(ObjectId::ROOT_TREE) {
-            top(&mut tops, node);
-        }
-        let found = tops.into_values().filter_map(|t| t.into_iter().max_by_key(|f| f.at));
+        let found = tops(scan.of(ObjectId::ROOT_TREE))
+            .into_values()
+            .filter_map(|t| t.into_iter().max_by_key(|f| f.at));
         all.extend(found.map(|f| point(PointSource::Found, f.at, f.generation, f.level)));
     }
     // Of one commit, the first of the best source.
     all.sort_by_key(|p| (std::cmp::Reverse(p.generation), p.source as u8));
     all.dedup_by_key(|p| p.generation);
     all
-}
-
-/// The highest nodes of each generation. Usually there is one; but a root may have been written
-/// more than once within its transaction, and each is then of the same generation.
-type Tops<'a> = BTreeMap<Generation, Vec<&'a Found>>;
-
-fn top<'a>(tops: &mut Tops<'a>, node: &'a Found) {
-    let best = tops.entry(node.generation).or_default();
-    let level = best.first().map_or(0, |b| b.level);
-    if node.level > level {
-        best.clear();
-    }
-    if node.level >= level {
-        best.push(node);
-    }
-}
-
-/// How late a root of a subvolume was written: the latest time of change in what is new in its
-/// generation. What does not have times (other trees) is judged by the address, which grows within
-/// a transaction unless the space is fragmented.
-fn lateness(reader: &Reader<'_>, scan: &Scan, root: &Found) -> (i64, u32, u64) {
-    let mut latest = (i64::MIN, 0);
-    let mut todo = vec![*root];
-    while let Some(node) = todo.pop() {
-        let Some(bytes) = reader.found(&node) else { continue };
-        let view = NodeView(&bytes);
-        if node.level == 0 {
-            let items = (0..view.nritems()).filter_map(|i| Some((view.key(i)?, view.data(i)?)));
-            for (_, data) in items.filter(|(k, _)| k.kind == KeyType::INODE_ITEM) {
-                if let Ok(i) = InodeItem::parse(data) {
-                    latest = latest.max((i.ctime.sec.get(), i.ctime.nsec.get()));
-                }
-            }
-        } else {
-            let fresh = view.pointers().iter().filter(|p| p.generation.get() == root.generation.0);
-            let found = fresh.filter_map(|p| {
-                scan.at(Logical(p.blockptr.get())).iter().find(|f| {
-                    f.generation == root.generation
-                        && f.level + 1 == node.level
-                        && f.first == p.key.into()
-                })
-            });
-            todo.extend(found);
-        }
-    }
-    (latest.0, latest.1, root.at.0)
 }
 
 /// Can the root of this point be read?
@@ -245,6 +196,8 @@ pub struct Trees {
     salvage: bool,
     /// The newest root that the root tree did not know.
     upgraded: Option<Generation>,
+    /// Subvolumes that are being deleted. Some of their nodes are still in use.
+    deleted: BTreeSet<TreeId>,
 }
 
 impl Trees {
@@ -260,6 +213,7 @@ impl Trees {
         let root_tree = Tree::mended(id, point.root, stand_in);
         let mut items: BTreeMap<TreeId, RootItem> = BTreeMap::new();
         let mut hangs: BTreeMap<TreeId, (TreeId, u64, Vec<u8>)> = BTreeMap::new();
+        let mut deleted = BTreeSet::new();
         let gaps = root_tree.walk(reader, Key::MIN, Key::MAX, &mut |item| {
             match item.key.kind {
                 KeyType::ROOT_ITEM => {
@@ -268,7 +222,9 @@ impl Trees {
                         Ok(r) if r.refs.get() != 0 || !tree.is_subvolume() => {
                             items.insert(tree, r);
                         }
-                        Ok(_) => {}
+                        Ok(_) => {
+                            deleted.insert(tree);
+                        }
                         Err(e) => reader.observer().note(&format!("root item of tree {tree}: {e}")),
                     }
                 }
@@ -290,6 +246,7 @@ impl Trees {
             live: None,
             salvage,
             upgraded: None,
+            deleted,
         };
         for (id, item) in &items {
             let root = RootPointer {
@@ -310,11 +267,13 @@ impl Trees {
         {
             trees.upgrade(reader, scan, newest);
         }
-        // An extent tree that is older than the trees would call live nodes dead.
-        let extents =
-            trees.roots.get(&ObjectId::EXTENT_TREE).filter(|r| r.generation >= trees.upgraded);
-        trees.live =
-            extents.map(|r| Arc::new(LiveSource::new(Tree::plain(ObjectId::EXTENT_TREE, *r))));
+        if trees.live.is_none() {
+            // An extent tree that is older than the trees would call live nodes dead.
+            let extents = trees.roots.get(&ObjectId::EXTENT_TREE);
+            let extents = extents.filter(|r| r.generation >= trees.upgraded);
+            let live = |root| LiveSource::new(Tree::plain(ObjectId::EXTENT_TREE, root));
+            trees.live = extents.map(|root| Arc::new(live(*root)));
+        }
         trees
     }
 
@@ -339,48 +298,44 @@ impl Trees {
         }
     }
 
-    /// Takes newer roots than the root tree knows, where they are certain to be roots: every change
-    /// of a tree makes a new root, so the highest node of a generation is one, unless the tree was
-    /// higher before.
+    /// Takes newer roots than the root tree knows.
     fn upgrade(&mut self, reader: &Reader<'_>, scan: &Scan, newest: Generation) {
-        for owner in scan.owners().filter(|o| o.is_subvolume() || is_global(*o)) {
-            let known = self.roots.get(&owner).copied();
-            let floor = known.and_then(|r| r.generation).unwrap_or_default();
-            let mut tops = Tops::new();
-            for node in scan.of(owner).filter(|f| f.generation > floor && f.generation <= newest) {
-                top(&mut tops, node);
+        let extents = self.roots.get(&ObjectId::EXTENT_TREE).copied();
+        let search = Search::new(reader, scan, newest, extents);
+        for tree in search.trees() {
+            if self.deleted.contains(&tree) {
+                continue;
             }
-            let Some((generation, all)) = tops.last_key_value() else { continue };
+            let known = self.roots.get(&tree).copied();
+            let Some(found) = search.root(tree, known) else { continue };
             // A tree that a whole root tree did not have was deleted before, unless it was made
             // since.
-            let deleted =
-                known.is_none() && self.gaps.is_empty() && *generation <= self.point.generation;
-            if deleted || owner == ObjectId::EXTENT_TREE && all.len() > 1 {
+            let is_old = found.generation <= self.point.generation;
+            if known.is_none() && self.gaps.is_empty() && is_old {
                 continue;
             }
-            let late =
-                |f: &&&Found| if all.len() > 1 { lateness(reader, scan, f) } else { (0, 0, 0) };
-            let Some(best) = all.iter().max_by_key(late) else { continue };
-            if known.is_some_and(|r| best.level < r.level) {
-                continue;
+            note_new_root(reader, tree, known, &found);
+            self.roots.insert(tree, found.at);
+            self.upgraded = self.upgraded.max(Some(found.generation));
+            if tree.is_subvolume() && !self.subvolumes.contains_key(&tree) {
+                let item = self.subvolume(tree, &RootItem::default(), None);
+                let generation = found.generation;
+                self.subvolumes.insert(tree, Subvolume { generation, ..item });
             }
-            let root =
-                RootPointer { at: best.at, generation: Some(*generation), level: best.level };
-            let was = known.map_or("its root item is lost".to_owned(), |_| {
-                format!("its root item is of generation {floor}")
-            });
-            reader
-                .observer()
-                .note(&format!("tree {owner}: {was}; using the root of generation {generation}"));
-            self.roots.insert(owner, root);
-            self.upgraded = self.upgraded.max(Some(*generation));
-            if owner.is_subvolume() && !self.subvolumes.contains_key(&owner) {
-                let item = RootItem::default();
-                self.subvolumes.insert(
-                    owner,
-                    Subvolume { generation: *generation, ..self.subvolume(owner, &item, None) },
-                );
-            }
+        }
+        self.forget_deleted(reader, &search);
+        self.live = search.live();
+    }
+
+    /// Subvolumes that an older root tree has, and of which nothing is in use any more.
+    fn forget_deleted(&mut self, reader: &Reader<'_>, search: &Search<'_, '_>) {
+        let all = self.subvolumes.keys().copied();
+        for tree in all.filter(|tree| search.is_gone(*tree)).collect::<Vec<_>>() {
+            let generation = self.point.generation;
+            let text = format!("tree {tree}: it was deleted after generation {generation}");
+            reader.observer().note(&text);
+            self.subvolumes.remove(&tree);
+            self.roots.remove(&tree);
         }
     }
 
@@ -429,6 +384,15 @@ impl Trees {
     }
 }
 
-fn is_global(id: TreeId) -> bool {
-    [ObjectId::EXTENT_TREE, ObjectId::CSUM_TREE, ObjectId::BLOCK_GROUP_TREE].contains(&id)
+/// Says which root is used, and how certain it is.
+fn note_new_root(reader: &Reader<'_>, tree: TreeId, known: Option<RootPointer>, found: &NewRoot) {
+    let was = match known.and_then(|root| root.generation) {
+        Some(generation) => format!("its root item is of generation {generation}"),
+        None => "its root item is lost".to_owned(),
+    };
+    let generation = found.generation;
+    let doubt = "; the extent tree cannot tell whether that was the last one of its commit";
+    let doubt = if found.is_certain { "" } else { doubt };
+    let text = format!("tree {tree}: {was}; using the root of generation {generation}{doubt}");
+    reader.observer().note(&text);
 }

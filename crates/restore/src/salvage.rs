@@ -20,7 +20,7 @@
 
 use crate::reader::Reader;
 use crate::scan::{Found, Scan};
-use crate::tree::{Filling, Missing, Piece, StandIn, Tree};
+use crate::tree::{Filling, Missing, Piece, RootPointer, StandIn, Tree};
 use larder_format::items::{ExtentItem, ExtentRef};
 use larder_format::node::NodeView;
 use larder_format::{Generation, Key, KeyType, Logical, ObjectId, TreeId};
@@ -51,6 +51,28 @@ impl LiveSource {
         Self { extents, live: OnceLock::new() }
     }
 
+    /// The root of a tree by what is in use: the highest node that the tree itself refers to. None
+    /// if the extent tree cannot be read as a whole, or has nothing of that tree.
+    pub(crate) fn root(&self, reader: &Reader<'_>, tree: TreeId) -> Option<RootPointer> {
+        self.get(reader)?.roots.get(&tree).copied().flatten()
+    }
+
+    /// Is it certain that nothing of a tree is in use?
+    pub(crate) fn lacks(&self, reader: &Reader<'_>, tree: TreeId) -> bool {
+        self.get(reader).is_some_and(|live| !live.roots.contains_key(&tree))
+    }
+
+    /// Trees that have something in use.
+    pub(crate) fn trees(&self, reader: &Reader<'_>) -> Vec<TreeId> {
+        self.get(reader).map_or_else(Vec::new, |live| live.roots.keys().copied().collect())
+    }
+
+    /// Does the extent tree say of its own root that it is in use? One that was written before its
+    /// commit, and then once more, does not: what lies below it went on changing.
+    pub(crate) fn knows_itself(&self, reader: &Reader<'_>) -> bool {
+        self.extents.root.is_some() && self.root(reader, self.extents.id) == self.extents.root
+    }
+
     fn get(&self, reader: &Reader<'_>) -> Option<&Live> {
         self.live
             .get_or_init(|| {
@@ -77,6 +99,8 @@ struct InUse {
 #[derive(Debug, Default)]
 struct Live {
     nodes: BTreeMap<Logical, InUse>,
+    /// Each tree, and its root where that is certain.
+    roots: BTreeMap<TreeId, Option<RootPointer>>,
     /// Of what is in use and was not found: trees and levels, and parents.
     lost: BTreeSet<(TreeId, u8)>,
     lost_below: BTreeSet<Logical>,
@@ -97,7 +121,27 @@ impl Live {
             whole &= understood;
             if understood { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
+        live.find_roots();
         (gaps.is_empty() && whole && !live.nodes.is_empty()).then_some(live)
+    }
+
+    /// A tree has one root; where several nodes are the highest, none of them is known to be it.
+    fn find_roots(&mut self) {
+        let mut highest: BTreeMap<TreeId, (RootPointer, usize)> = BTreeMap::new();
+        for (at, node) in &self.nodes {
+            let (generation, level) = (Some(node.generation), node.level);
+            let this = RootPointer { at: *at, generation, level };
+            for tree in &node.trees {
+                let (best, many) = highest.entry(*tree).or_insert((this, 0));
+                if level > best.level {
+                    (*best, *many) = (this, 0);
+                }
+                *many += usize::from(level == best.level);
+            }
+        }
+        let roots =
+            highest.into_iter().map(|(tree, (root, many))| (tree, (many == 1).then_some(root)));
+        self.roots = roots.collect();
     }
 
     fn extent(&mut self, key: Key, data: &[u8]) -> bool {
