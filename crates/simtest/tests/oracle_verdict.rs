@@ -1,8 +1,8 @@
 //! The kernel's verdict accepts sound images and names what is wrong with others.
 
 use larder_simtest::oracle::{
-    Aspects, Fixture, KernelMount, Need, copy_image, kernel_verdict, mkfs_btrfs, need, populate,
-    scratch,
+    Aspects, DeviceSet, Fixture, KernelMount, Need, copy_image, kernel_verdict, mkfs_btrfs, need,
+    populate, scratch,
 };
 use std::os::unix::fs::{FileExt, MetadataExt};
 
@@ -55,4 +55,34 @@ fn a_wrong_sum_that_the_kernel_mounts_is_found() {
     drop(mount);
     let error = kernel_verdict(&image).expect_err("a wrong bytes_used");
     assert!(format!("{error:#}").contains("btrfs check"), "{error:#}");
+}
+
+/// What is wrong with data that has parity is found, and what is right passes.
+#[test]
+fn data_with_parity_is_read_by_linux() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let dir = scratch();
+    let set =
+        DeviceSet::make(dir.path(), &[256 * MIB; 3], &["-d", "raid5", "-m", "raid1"]).unwrap();
+    let mount = set.mount("").unwrap();
+    let content: Vec<u8> = (0..40_000u32).flat_map(|n| (n * 7).to_le_bytes()).collect();
+    std::fs::write(mount.join("file"), &content).unwrap();
+    mount.unmount_clean().unwrap();
+    let report = set.check().unwrap();
+    assert!(report.is_clean(), "{report}");
+    // A sector of the file, on the device that has it.
+    let sector = &content[..4096];
+    let place = set.images().iter().find_map(|image| {
+        let bytes = std::fs::read(image).unwrap();
+        let at = bytes.chunks_exact(4096).position(|chunk| chunk == sector)?;
+        Some((image, at as u64 * 4096))
+    });
+    let (image, at) = place.expect("the data is somewhere");
+    let file = std::fs::File::options().write(true).open(image).unwrap();
+    file.write_all_at(b"something else", at).unwrap();
+    drop(file);
+    let report = set.check().unwrap();
+    assert!(report.complaints.iter().any(|line| line.contains("csum_errors: 1")), "{report}");
 }

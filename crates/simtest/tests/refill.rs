@@ -5,7 +5,9 @@ use larder_check::{Options, Severity};
 use larder_fs::mkfs::{MkfsOptions, Profile, mkfs};
 use larder_fs::{Filesystem, OpenOptions};
 use larder_simtest::fill::{Done, EngineDisk, Plan, run};
-use larder_simtest::oracle::{DeviceSet, Need, btrfs_check, need, scratch};
+use larder_simtest::oracle::{
+    Aspects, DeviceSet, Manifest, Need, StdTree, btrfs_check, manifest, need, scratch,
+};
 use larder_volume::{Device, FileDevice, OpenMode};
 use std::path::Path;
 use std::sync::Arc;
@@ -113,7 +115,25 @@ fn parity() {
         let report = larder_check::check(&devices(OpenMode::Read), &options, &|_| ()).unwrap();
         let errors = report.findings.iter().filter(|f| f.kind.severity() == Severity::Error);
         assert_eq!(errors.map(|f| format!("{f:?}")).collect::<Vec<_>>(), [""; 0], "{when}");
-        assert!(set.check().unwrap().is_clean(), "{when}");
+        assert!(set.check_by_progs(false).unwrap().is_clean(), "{when}");
+        linux_reads_all_without_any_one(&set, when);
     };
     fill_and_empty(&open, &check, 3);
+}
+
+/// A full file system cannot be scrubbed, so Linux reads it by its parity.
+fn linux_reads_all_without_any_one(set: &DeviceSet, when: &str) {
+    let whole = shown_by_linux(set, "ro");
+    for lost in 1..=set.images().len() {
+        let shown = shown_by_linux(&DeviceSet::of(set.without(&[lost])), "ro,degraded");
+        let differences = whole.differences(&shown, Aspects::same_image());
+        assert_eq!(differences, [], "{when}, without device {lost}");
+    }
+}
+
+fn shown_by_linux(set: &DeviceSet, options: &str) -> Manifest {
+    let mount = set.mount(options).expect("Linux mounts it");
+    let shown = manifest(&StdTree::new(mount.path())).expect("Linux reads it");
+    mount.unmount().expect("it is unmounted");
+    shown
 }
