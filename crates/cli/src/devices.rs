@@ -181,8 +181,11 @@ fn seeds(devices: &[Arc<FileDevice>], own: usize) -> anyhow::Result<Vec<PathBuf>
 }
 
 fn one_of_two(id: DeviceId, a: &Path, b: &Path) -> anyhow::Error {
-    let (a, b) = (print::path(a), print::path(b));
-    let what = anyhow!("device {id} of the file system could be {a} or {b}");
+    let shown = |path: &Path| match superblock_of(path) {
+        Some(sb) => format!("{} (generation {})", print::path(path), sb.generation()),
+        None => print::path(path),
+    };
+    let what = anyhow!("device {id} of the file system could be {} or {}", shown(a), shown(b));
     let hint = "name every device that is meant, with commas between them: `A,B`";
     Err::<(), _>(what).hint(hint).unwrap_err()
 }

@@ -180,7 +180,8 @@ pub(crate) fn note_devices(name: &str, info: &FsInfo) {
         print::say(&format!("larder: note: {name}: {missing} is missing; going on without it"));
         if !info.read_only && missing.seed.is_none() {
             print::say(&format!(
-                "hint: `larder device replace {} NEW DIR` puts another device in its place",
+                "hint: `larder device replace {} NEW DIR` puts another device in its place; with \
+                    --size SIZE it makes the file NEW",
                 missing.id
             ));
         }

@@ -64,6 +64,28 @@ fn the_device_of_a_mount_is_replaced() {
     larder(args!["ls", s.image()]).fails(2, "not a btrfs file system");
 }
 
+/// A file that is made for a replacement goes if it does not take the place.
+#[test]
+fn a_file_for_the_new_device_is_made() {
+    let Some(s) = Scene::new() else { return };
+    s.mount();
+    let data = noise(1 << 20);
+    fs::write(s.at("long"), &data).unwrap();
+    let (new, point) = (s.dir().join("new"), s.point());
+    let said = larder(args!["device", "replace", "1", &new, &point]);
+    said.fails(2, "give --size SIZE to make a new image file");
+    let said = larder(args!["device", "replace", "--size", "64M", "1", &new, &point]);
+    said.fails(1, "a target is at least as large");
+    assert!(!new.exists(), "what was made for nothing is left");
+    larder(args!["device", "replace", "--size", "300M", "1", &new, &point]).ok();
+    assert_eq!(new.metadata().unwrap().len(), 300 << 20);
+    larder(args!["umount", &point]).ok();
+    is_whole(&new, &data);
+    let newer = s.dir().join("newer");
+    larder(args!["device", "replace", "--size", "300M", "1", &newer, &new]).ok();
+    is_whole(&newer, &data);
+}
+
 /// The old device may be gone for good, and it is the name that the mount was made with.
 #[test]
 fn a_mount_is_found_when_its_only_device_was_replaced_and_taken_away() {

@@ -2,8 +2,9 @@
 
 use super::mounted::must_be_larder;
 use super::{Done, Failed};
+use crate::device_changes::NewDevice;
 use crate::jobs::ReplaceOrder;
-use crate::on_mount::replace::{NOT_RUNNING, Replaced, number_of, open_target};
+use crate::on_mount::replace::{NOT_RUNNING, Replaced, number_of};
 use crate::print;
 use larder_fs::{ReplaceStatus, Replacing};
 use std::path::{Path, PathBuf};
@@ -82,9 +83,9 @@ fn start(
     wait: bool,
 ) -> Done {
     let number = number_of(source, path)?;
-    let device = open_target(target, force)?;
+    let new = NewDevice { path: target, size: None, force };
     let replaced = Replaced::behind(path)?;
-    let state = replaced.begin(number, avoid, device)?;
+    let state = new.replace(|device| replaced.begin(number, avoid, device))?;
     if !wait {
         return Ok(());
     }

@@ -136,11 +136,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Usage { common } => usage(common),
         What::Add { force, size, json, device, target } => {
             let seed = seed_of(target)?;
-            if size.is_none() && !device.exists() {
-                return Err(anyhow!("{}: no such file", print::path(device)))
-                    .hint("give --size SIZE to make a new image file")
-                    .could_not_run();
-            }
             let new = NewDevice { path: device, size: *size, force: *force };
             let summary = match &seed {
                 Some(seed) => sprout(&new, seed)?,

@@ -68,19 +68,43 @@ impl NewDevice<'_> {
         &self,
         add: impl FnOnce(FileDevice) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
+        self.used(|device| {
+            mkfs::wipe(&device, !device.is_block_device() || self.force)?;
+            add(device)
+        })
+    }
+
+    /// Opens it, and has it take the place of another device. A file that was made for this goes if
+    /// nothing is to go on with it. What it held is there until the replacement begins.
+    ///
+    /// # Errors
+    /// As those of [`Self::add`].
+    pub(crate) fn replace<T>(
+        &self,
+        replace: impl FnOnce(FileDevice) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        self.used(replace)
+    }
+
+    fn used<T>(&self, by: impl FnOnce(FileDevice) -> anyhow::Result<T>) -> anyhow::Result<T> {
         // A link that leads nowhere is not made here.
         let is_made = self.path.symlink_metadata().is_err();
-        let added = self.open().and_then(add);
-        // It may have been added although nobody could say so.
-        if is_made && added.is_err() && superblock_of(self.path).is_none() {
+        let done = self.open().and_then(by);
+        // It may have become a device although nobody could say so.
+        if is_made && done.is_err() && superblock_of(self.path).is_none() {
             let _ = fs::remove_file(self.path);
         }
-        added
+        done
     }
 
     fn open(&self) -> anyhow::Result<FileDevice> {
         let device = match self.size.filter(|_| !self.path.exists()) {
             Some(size) => FileDevice::create(self.path, size).could_not_run()?,
+            None if !self.path.exists() => {
+                return Err(anyhow!("{}: no such file", print::path(self.path)))
+                    .hint("give --size SIZE to make a new image file")
+                    .could_not_run();
+            }
             None => {
                 let opened = when_free(self.path, || FileDevice::open(self.path, OpenMode::Write));
                 advise_open(opened, Access::Write)?
@@ -88,14 +112,13 @@ impl NewDevice<'_> {
         };
         // Before a size is touched: a refusal changes nothing.
         if let Some(found) = mkfs::recognise(&device).filter(|_| !self.force) {
-            return Err(anyhow!("{} holds {found}", print::path(self.path)))
-                .hint("--force overwrites it")
+            return Err(anyhow!("{} already holds {found}", print::path(self.path)))
+                .hint("use --force to overwrite it")
                 .could_not_run();
         }
         if let Some(size) = self.size.filter(|size| *size != device.size()) {
             device.set_size(size).could_not_run()?;
         }
-        mkfs::wipe(&device, !device.is_block_device() || self.force)?;
         Ok(device)
     }
 }

@@ -1,17 +1,15 @@
-//! Replacing a device: which one is meant and which will do, and how the daemon of a mount does it.
+//! Replacing a device: which one is meant, and how the daemon of a mount does it.
 //!
-//! The daemon opens nothing, so the target is opened and locked here, and handed over.
+//! The daemon opens nothing, so the target is opened and locked before, and handed over.
 
 use super::{Pauses, Served};
 use crate::failure::Advise;
-use crate::image::{Access, advise_open, when_free};
 use crate::interrupt::Interrupt;
 use crate::jobs::{Handed, Job, ReplaceOrder};
 use crate::{device_figures, print};
 use anyhow::anyhow;
-use larder_fs::mkfs::recognise;
 use larder_fs::{ReplaceStatus, Replacing};
-use larder_volume::{FileDevice, OpenMode};
+use larder_volume::FileDevice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -119,22 +117,5 @@ pub(crate) fn number_of(source: &Path, at: &Path) -> anyhow::Result<u64> {
         None => Err(anyhow!("{} is no device of the file system", print::path(source)))
             .hint("`larder device usage` shows the devices and their numbers")
             .could_not_run(),
-    }
-}
-
-/// Opens and locks a target, unless it holds something.
-///
-/// # Errors
-/// It cannot be opened; it holds something, and that may not be overwritten.
-pub(crate) fn open_target(target: &Path, force: bool) -> anyhow::Result<FileDevice> {
-    // Its mount names it wherever it is looked at.
-    let path = target.canonicalize().unwrap_or_else(|_| target.to_owned());
-    let open = || FileDevice::open(&path, OpenMode::Write);
-    let device = advise_open(when_free(target, open), Access::Write)?;
-    match recognise(&device).filter(|_| !force) {
-        Some(found) => Err(anyhow!("{} already holds {found}", print::path(target)))
-            .hint("use --force to overwrite it")
-            .could_not_run(),
-        None => Ok(device),
     }
 }

@@ -3,10 +3,11 @@
 //! What is mounted is the business of the daemon (`on_mount::replace`). An image that is not
 //! mounted is opened here. Here their state becomes text or JSON, and a verdict.
 
+use crate::device_changes::NewDevice;
 use crate::failure::usage;
 use crate::image::{Access, Image, allow_degraded};
 use crate::jobs::ReplaceOrder;
-use crate::on_mount::replace::{Replaced, number_of, open_target};
+use crate::on_mount::replace::{Replaced, number_of};
 use crate::watched::watched;
 use crate::{print, size};
 use anyhow::{anyhow, bail};
@@ -22,6 +23,9 @@ pub(crate) struct Args {
     /// Overwrite a target that holds something
     #[arg(short, long)]
     force: bool,
+    /// Make the target an image file of this size: 10G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    size: Option<u64>,
     /// Read the old device only where nothing else has its bytes
     #[arg(short = 'r', long)]
     avoid_source: bool,
@@ -65,7 +69,7 @@ mounted again, with the new device named as well: `larder mount A,B DIR`.
 Exit codes: 0 done, 1 not done, 2 could not run.
 
 Examples:
-  larder device replace 1 new.img mnt
+  larder device replace --size 10G 1 new.img mnt
   larder device replace --status mnt
   larder device replace disk-2.img new.img disk-1.img";
 
@@ -144,19 +148,23 @@ fn resume(args: &Args, at: &Path) -> anyhow::Result<()> {
 
 fn replace(args: &Args, source: &Path, target: &Path, at: &Path) -> anyhow::Result<()> {
     let source = number_of(source, at)?;
-    let device = open_target(target, args.force)?;
+    let new = NewDevice { path: target, size: args.size, force: args.force };
     if is_mount(at) {
         let replaced = Replaced::behind(at)?;
-        let state = replaced.begin(source, args.avoid_source, device)?;
-        return watch(args, &replaced, state, at);
+        return new.replace(|device| {
+            let state = replaced.begin(source, args.avoid_source, device)?;
+            watch(args, &replaced, state, at)
+        });
     }
     let image = Image::open(at, Access::Write, None)?;
     let read = if args.avoid_source { ReplaceSource::Avoid } else { ReplaceSource::Use };
     let options = ReplaceOptions { source: DeviceId(source), read };
-    let device = Arc::new(device);
-    let state = here(|control| image.fs.replace_device(options, device, control));
+    let state = new.replace(|device| {
+        let state = here(|control| image.fs.replace_device(options, Arc::new(device), control))?;
+        must_be_done(&state, at).map(|()| state)
+    });
     image.close()?;
-    conclude(args, &state?, at)
+    show(args.json, &state?)
 }
 
 /// Waits for the daemon, if that is wanted.
@@ -192,12 +200,17 @@ fn here(
 
 /// Shows what came of it. What is not done is an error.
 fn conclude(args: &Args, state: &Replacing, at: &Path) -> anyhow::Result<()> {
+    must_be_done(state, at)?;
+    show(args.json, state)
+}
+
+fn must_be_done(state: &Replacing, at: &Path) -> anyhow::Result<()> {
     match (state.status, &state.why) {
         (ReplaceStatus::Canceled | ReplaceStatus::Never, Some(why)) => {
             Err(anyhow!("{}: the device was not replaced: {why}", print::path(at)))
         }
         (ReplaceStatus::Suspended, Some(why)) => Err(anyhow!("{}: {why}", print::path(at))),
-        _ => show(args.json, state),
+        _ => Ok(()),
     }
 }
 
