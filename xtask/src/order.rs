@@ -393,6 +393,7 @@ pub(crate) const HOUSES: &[House] = &[
             "spread",
             "case",
             "fsync",
+            "blocks",
             "bonnie",
             "names",
             "database",

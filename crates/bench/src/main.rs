@@ -13,6 +13,7 @@
 //! Beside both stands the ceiling: a server that keeps nothing, over the same transport
 //! ([`daemon`]).
 
+mod blocks;
 mod bonnie;
 mod case;
 mod daemon;

@@ -10,6 +10,7 @@
 //! image.
 
 use crate::Run;
+use crate::blocks;
 use crate::bonnie;
 use crate::case::{Case, Mkfs};
 use crate::database;
@@ -33,7 +34,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ pub(crate) enum Workload {
     Tree,
     /// Write and read one large file.
     Stream,
-    /// Write one large file in blocks of 4 KiB, each once, in random order.
+    /// Write one large file in blocks of 4 KiB, each once, in random order, and read it so.
     Random,
     /// fio: files written in pieces of 64 KiB with an fsync after each, by 1 to 1024 processes.
     Fsync,
@@ -588,10 +588,13 @@ impl Bench<'_> {
 
     fn random(&self, session: &mut Session<'_>) -> Result<()> {
         let mib = self.run.stream_mib();
-        session.operations = (mib.0 * BLOCKS) as f64;
-        session.step("random 4 KiB", Shape::Through, &mut |m| write_blocks(m, mib))?;
-        if self.round == 0 && self.target.keeps() {
-            session.aside(|m| read_blocks(m, mib))?;
+        session.operations = blocks::count(mib) as f64;
+        session.step("random 4 KiB", Shape::Through, &mut |m| blocks::write(m, mib))?;
+        if self.target.keeps() {
+            session.step("random 4 KiB, read", Shape::Cold, &mut |m| blocks::read(m, mib))?;
+            if self.round == 0 {
+                session.aside(|m| blocks::verify(m, mib))?;
+            }
         }
         session.unmount()?;
         session.image.check()
@@ -838,51 +841,6 @@ fn same_content(files: &[&Path]) -> Result<()> {
             file.read_exact(&mut found)?;
             ensure!(found == expected, "{}: MiB {n} is not what was written", path.display());
         }
-    }
-    Ok(())
-}
-
-/// Blocks of 4 KiB in a MiB.
-const BLOCKS: u64 = 256;
-const BLOCK: usize = 4096;
-
-/// The blocks of a file, each once, in an order that looks random and is the same in each run.
-fn shuffled(blocks: u64) -> Vec<u64> {
-    let mut order: Vec<u64> = (0..blocks).collect();
-    fastrand::Rng::with_seed(0).shuffle(&mut order);
-    order
-}
-
-/// Fills a block; no two blocks are the same.
-fn fill_block(buffer: &mut [u8], n: u64) {
-    for (i, part) in buffer.chunks_exact_mut(8).enumerate() {
-        part.copy_from_slice(
-            &(n * 512 + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes(),
-        );
-    }
-}
-
-fn write_blocks(root: &Path, mib: Mib) -> Result<()> {
-    let file = File::create(root.join("blocks"))?;
-    let mut buffer = vec![0; BLOCK];
-    for n in shuffled(mib.0 * BLOCKS) {
-        interrupt::check()?;
-        fill_block(&mut buffer, n);
-        file.write_all_at(&buffer, n * BLOCK as u64)?;
-    }
-    Ok(())
-}
-
-fn read_blocks(root: &Path, mib: Mib) -> Result<()> {
-    let file = File::open(root.join("blocks"))?;
-    let (mut found, mut expected) = (vec![0; 1 << 20], vec![0; 1 << 20]);
-    for m in 0..mib.0 {
-        interrupt::check()?;
-        file.read_exact_at(&mut found, m << 20)?;
-        for (i, block) in expected.chunks_exact_mut(BLOCK).enumerate() {
-            fill_block(block, m * BLOCKS + i as u64);
-        }
-        ensure!(found == expected, "the file's content is not what was written, in MiB {m}");
     }
     Ok(())
 }

@@ -109,7 +109,12 @@ fn a_small_run_makes_a_report() {
             "write 1 file",
             "read 1 file",
             "random 4 KiB",
+            "random 4 KiB, read",
         ] {
+            // The ceiling has forgotten the file by then.
+            if step == "random 4 KiB, read" && target == "ceiling" {
+                continue;
+            }
             let row = format!("| {step} | {target} |");
             assert!(text.contains(&row), "{row} in\n{text}");
         }
