@@ -130,14 +130,16 @@ impl DeviceSet {
         let mount = self.mount("")?;
         let words = ["scrub", "start", "-B", "-R"].map(OsStr::new);
         let said = btrfs(&[&words[..], &[mount.path().as_os_str()]].concat());
-        mount.unmount()?;
-        let said = match said {
-            Ok(said) => said,
-            Err(e) => return Ok(vec![format!("{e:#}")]),
-        };
-        let counts = said.lines().map(str::trim).filter(|line| line.contains("_errors:"));
-        ensure!(counts.clone().count() >= 4, "the scrub counts no errors: {said}");
-        Ok(counts.filter(|line| !line.ends_with(": 0")).map(str::to_owned).collect())
+        let mut errors = mount.unmount()?;
+        match said {
+            Ok(said) => {
+                let counts = said.lines().map(str::trim).filter(|line| line.contains("_errors:"));
+                ensure!(counts.clone().count() >= 4, "the scrub counts no errors: {said}");
+                errors.extend(counts.filter(|line| !line.ends_with(": 0")).map(str::to_owned));
+            }
+            Err(e) => errors.push(format!("{e:#}")),
+        }
+        Ok(errors)
     }
 
     /// Mounts the file system.
