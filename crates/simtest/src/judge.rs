@@ -457,12 +457,18 @@ pub(crate) fn check_but_for(
 }
 
 pub(crate) fn check_files(set: &DeviceSet, when: &str) -> Result<(), String> {
-    check_files_but_for(&|_| false, set, when)
+    check_files_but_for(&Known { line: &|_| false, kinds: &[] }, set, when)
 }
 
-/// The same. Lines that are `known` do not count.
+/// What is to be expected: lines of `btrfs check`, and kinds of findings of `larder check`.
+pub(crate) struct Known<'k> {
+    pub(crate) line: &'k dyn Fn(&str) -> bool,
+    pub(crate) kinds: &'k [larder_check::Kind],
+}
+
+/// The same, where something is to be expected.
 pub(crate) fn check_files_but_for(
-    known: &dyn Fn(&str) -> bool,
+    known: &Known<'_>,
     set: &DeviceSet,
     when: &str,
 ) -> Result<(), String> {
@@ -478,7 +484,9 @@ pub(crate) fn check_files_but_for(
         |line: &String| line.contains("adding device") && line.contains("found an existing device");
     // It looks at all loop devices of the machine, of which some go away meanwhile.
     let of_others = |line: &String| line.starts_with("ERROR: cannot scan /dev/loop");
-    report.complaints.retain(|line| !of_two_commits(line) && !of_others(line) && !known(line));
+    report
+        .complaints
+        .retain(|line| !of_two_commits(line) && !of_others(line) && !(known.line)(line));
     if !report.is_clean() {
         return Err(format!("btrfs check {when}: {report}"));
     }
@@ -489,7 +497,7 @@ pub(crate) fn check_files_but_for(
         Ok(Arc::new(FileDevice::open(path, OpenMode::Read).map_err(|e| e.to_string())?))
     };
     let devices = set.images().iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    check_ourselves(&devices, when)
+    check_but_for(known.kinds, &devices, when)
 }
 
 /// New files can be made, written and fsynced, get numbers of their own, and then everything can be

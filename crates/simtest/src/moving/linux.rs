@@ -10,12 +10,13 @@ use super::members::open;
 use crate::device::{Seq, SimDevice};
 use crate::image::Image;
 use crate::judge::{
-    KERNEL, agree_on_log, check_files_but_for, has_log, lock_for_processes, to_files,
+    KERNEL, Known, agree_on_log, check_files_but_for, has_log, lock_for_processes, to_files,
 };
 use crate::oracle::{
     Aspects, DeviceSet, Difference, EngineTree, KernelMount, StdTree, btrfs, compare_sources,
 };
 use crate::walk::{Handles, resolve, walk};
+use larder_check::Kind as What;
 use larder_format::DeviceId;
 use larder_format::items::InodeFlags;
 use larder_fs::{Filesystem, OpenOptions};
@@ -127,8 +128,10 @@ impl MoveJudge<'_> {
         // btrfs-progs reads no metadata by its parity.
         let is_missing_one = !fs.info().missing_devices.is_empty();
         if !is_missing_one || self.scene.kind.metadata.parity() == 0 {
-            let is_lost = |line: &str| degraded && is_missing(line);
-            check_files_but_for(&is_lost, &DeviceSet::of(images), "after Linux went on")?;
+            let line = &|line: &str| degraded && is_missing(line);
+            let kinds: &[_] = if is_missing_one { &[What::DeviceMissing] } else { &[] };
+            let known = Known { line, kinds };
+            check_files_but_for(&known, &DeviceSet::of(images), "after Linux went on")?;
         }
         let world = walk(&fs).map_err(|e| format!("after Linux went on: {e}"))?;
         self.judge.verify(&world, moments, "after Linux went on")?;
