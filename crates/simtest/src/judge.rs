@@ -431,21 +431,20 @@ pub(crate) fn check(image: &Image, when: &str) -> Result<(), String> {
 
 /// `larder check --data` shares no code with the engine.
 pub(crate) fn check_ourselves(devices: &[Arc<dyn Device>], when: &str) -> Result<(), String> {
-    check_but_for(&[], devices, when)
+    check_but_for(&|_| false, devices, when)
 }
 
-/// The same, where findings of some kinds are to be expected.
+/// The same, where some findings are to be expected.
 pub(crate) fn check_but_for(
-    expected: &[larder_check::Kind],
+    expected: &dyn Fn(&larder_check::Finding) -> bool,
     devices: &[Arc<dyn Device>],
     when: &str,
 ) -> Result<(), String> {
     let options = larder_check::Options { data: true, threads: 1, keep: 3 };
     let report = larder_check::check(devices, &options, &|_| {})
         .map_err(|e| format!("larder check {when}: {e}"))?;
-    let is_error = |f: &&larder_check::Finding| {
-        f.severity() == larder_check::Severity::Error && !expected.contains(&f.kind)
-    };
+    let is_error =
+        |f: &&larder_check::Finding| f.severity() == larder_check::Severity::Error && !expected(f);
     let errors = report.findings.iter().filter(is_error);
     match errors.clone().next() {
         None => Ok(()),
@@ -457,13 +456,13 @@ pub(crate) fn check_but_for(
 }
 
 pub(crate) fn check_files(set: &DeviceSet, when: &str) -> Result<(), String> {
-    check_files_but_for(&Known { line: &|_| false, kinds: &[] }, set, when)
+    check_files_but_for(&Known { line: &|_| false, finding: &|_| false }, set, when)
 }
 
-/// What is to be expected: lines of `btrfs check`, and kinds of findings of `larder check`.
+/// What is to be expected: lines of `btrfs check`, and findings of `larder check`.
 pub(crate) struct Known<'k> {
     pub(crate) line: &'k dyn Fn(&str) -> bool,
-    pub(crate) kinds: &'k [larder_check::Kind],
+    pub(crate) finding: &'k dyn Fn(&larder_check::Finding) -> bool,
 }
 
 /// The same, where something is to be expected.
@@ -497,7 +496,7 @@ pub(crate) fn check_files_but_for(
         Ok(Arc::new(FileDevice::open(path, OpenMode::Read).map_err(|e| e.to_string())?))
     };
     let devices = set.images().iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    check_but_for(known.kinds, &devices, when)
+    check_but_for(known.finding, &devices, when)
 }
 
 /// New files can be made, written and fsynced, get numbers of their own, and then everything can be

@@ -15,7 +15,7 @@ use crate::device::{Seq, SimDevice};
 use crate::image::Image;
 use crate::judge::{Done, Judge, READ_ONLY, check, check_but_for, check_ourselves};
 use crate::walk::walk;
-use larder_check::Kind as What;
+use larder_check::{Finding, Kind as What};
 use larder_format::items::BlockGroupFlags;
 use larder_fs::{
     BalanceControl, BalanceStatus, Error, FileKind, Filesystem, NewInode, OpenOptions,
@@ -115,7 +115,8 @@ impl MoveJudge<'_> {
         }
         // Where the cut comes between the superblocks of two disks, one is older, and so is what it
         // says of its disk.
-        check_but_for(&[What::SuperDeviceItem], &devices, "as the crash left it")
+        let is_of_its_time = |found: &Finding| found.kind == What::SuperDeviceItem;
+        check_but_for(&is_of_its_time, &devices, "as the crash left it")
     }
 
     /// Opens, goes on and uses a state.
