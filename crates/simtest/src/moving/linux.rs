@@ -10,15 +10,13 @@ use super::members::open;
 use crate::device::{Seq, SimDevice};
 use crate::image::Image;
 use crate::judge::{
-    KERNEL, Known, agree_on_log, check_files_but_for, has_log, lock_for_processes, to_files,
+    KERNEL, Known, agree_on_log, check_files_but_for, has_log, is_unchecked, lock_for_processes,
+    to_files,
 };
-use crate::oracle::{
-    Aspects, DeviceSet, Difference, EngineTree, KernelMount, StdTree, btrfs, compare_sources,
-};
-use crate::walk::{Handles, resolve, walk};
+use crate::oracle::{Aspects, DeviceSet, EngineTree, KernelMount, StdTree, btrfs, compare_sources};
+use crate::walk::walk;
 use larder_check::{Finding, Kind as What};
 use larder_format::DeviceId;
-use larder_format::items::InodeFlags;
 use larder_fs::{Filesystem, OpenOptions};
 use larder_volume::{Device, read_superblock};
 use std::ffi::OsStr;
@@ -162,16 +160,6 @@ fn is_target_ahead(members: &Image) -> bool {
         superblocks.partition(|sb| sb.device_id() == DeviceId::REPLACE_TARGET);
     let newest = others.iter().map(|sb| sb.generation()).max();
     targets.iter().any(|sb| Some(sb.generation()) > newest)
-}
-
-/// Is it the content of a file that is written in place? Copies of a write that a cut has met
-/// differ, no checksum tells them apart, and each side may read another one.
-fn is_unchecked(one: &Difference, fs: &Filesystem) -> bool {
-    let path = str::from_utf8(&one.path).ok();
-    let file = path.and_then(|path| resolve(fs, &Handles::new(), path).ok());
-    let attr = file.and_then(|file| fs.getattr(file).ok());
-    one.what.starts_with("contents differ")
-        && attr.is_some_and(|attr| attr.flags & InodeFlags::NODATACOW.bits() != 0)
 }
 
 /// Nothing is left to be done.
