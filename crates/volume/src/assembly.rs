@@ -237,7 +237,7 @@ impl Parts {
         let stale = devices.iter().filter(is_stale).map(|part| (part.found.id, part.state));
         let stale: Vec<(DeviceId, State)> = stale.collect();
         let judged = |mut part: Part| {
-            if newest.is_had_by(&part) {
+            if newest.has_all_but_superblock(&part) {
                 part.found.generation = current.generation;
                 return part.found;
             }
@@ -264,7 +264,7 @@ struct Newest {
 impl Newest {
     /// Does a device lack the superblock of the newest commit, and nothing else? That of a log is
     /// written by another rule. The target of a replacement is never named.
-    fn is_had_by(&self, part: &Part) -> bool {
+    fn has_all_but_superblock(&self, part: &Part) -> bool {
         let Some(failed) = &self.failed else { return false };
         let (found, target) = (&part.found, DeviceId::REPLACE_TARGET);
         let may_have_failed = found.id == target || failed.contains(&found.id);
