@@ -88,6 +88,28 @@ fn of_two_disks_that_are_behind_the_later_one_is_believed() {
     }
 }
 
+/// A disk has data of profile single that it has not flushed yet, and refuses metadata, of which
+/// there is another copy. The mount goes on without the disk. It must not promise the data.
+#[test]
+fn what_only_a_failed_disk_has_is_not_promised() {
+    let kind = Kind::parse("single-raid1-2").expect("a kind");
+    let text = "new z; z[0,64K)=Z; COMMIT; new g; g[24K,36K)=d; F g; g[28K,40K)=d; F g";
+    let workload = Workload::script("alone", text).expect("a workload");
+    let mut config = config(kind, 100, Depth::LOOK, 0.0).whole();
+    config.mishaps.tolerated = kind.tolerated();
+    let mut failed = 0;
+    for (disk, refused, skip) in (0..2).flat_map(|disk| {
+        let kinds = [Refused::Writes, Refused::Everything];
+        kinds.into_iter().flat_map(move |refused| (0..24).map(move |skip| (disk, refused, skip)))
+    }) {
+        let plan = Plan { disk, refused, skip, forever: true, effect: Effect::None };
+        let report = run_plan(&config, &workload.segments[0].threads[0], plan)
+            .unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+        failed += usize::from(report.failed.is_some());
+    }
+    assert!(failed > 8, "{failed} plans in which somebody was told");
+}
+
 /// A disk fails in the flush of a commit, of which the power cut leaves the superblock on one of
 /// the others only. The third one has the data of the commit, and the one that failed has not. No
 /// checksum tells them apart, so the superblock has to.

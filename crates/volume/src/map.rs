@@ -181,6 +181,8 @@ impl MappedChunk {
 /// What a look-up found: the places of a range, as far as it is contiguous in each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
+    /// The first address of its chunk.
+    pub chunk: Logical,
     /// Where the range begins, once for each mirror.
     pub stripes: Stripes,
     /// How many bytes from there on belong together: at most what was asked for, less at the end of
@@ -225,6 +227,8 @@ impl FullStripe {
 /// beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
+    /// The first address of its chunk.
+    pub(crate) chunk: Logical,
     /// Each column, from the first on.
     pub(crate) columns: SmallVec<[Stripe; 8]>,
     /// P, or P and Q.
@@ -361,7 +365,7 @@ impl ChunkMap {
             .map(|s| Stripe { device: s.device, at: s.at.plus(spot.offset) })
             .collect();
         let len = len.min(layout.run(into));
-        Ok(Located { stripes, len, ways: layout.ways() })
+        Ok(Located { chunk: chunk.start, stripes, len, ways: layout.ways() })
     }
 
     /// The row of `at`, for reading it in a way of that number. `None` where there is no parity.
@@ -376,6 +380,7 @@ impl ChunkMap {
         let column = |c| place(layout.stripe_of(spot.row, c));
         let parity = |which| place(layout.parity_stripe(spot.row, which));
         Some(Row {
+            chunk: chunk.start,
             columns: (0..layout.columns()).map(column).collect(),
             parity: (0..layout.parity()).map(parity).collect(),
             column: spot.column,

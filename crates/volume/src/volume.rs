@@ -19,6 +19,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod together;
+mod unflushed;
 mod write;
 
 pub use errors::{ErrorCounts, ErrorKind};

@@ -6,6 +6,7 @@
 //! them has a reference, and the end of the last one tells ([`Leaving::wait`]).
 
 use super::errors::Errors;
+use super::unflushed::Unflushed;
 use super::{Counters, ErrorKind};
 use crate::device::Device;
 use crate::error::VolumeError;
@@ -29,6 +30,8 @@ pub(super) struct Member {
     pub(super) failed: AtomicBool,
     /// It is coming or going, and no new chunk is to lie on it.
     pub(super) closed: AtomicBool,
+    /// What it has taken and not made durable yet. Shared with the target that it was.
+    pub(super) unflushed: Arc<Unflushed>,
     pub(super) counters: Counters,
     pub(super) errors: Errors,
     /// Goes with the member. The other end waits for that.
@@ -95,9 +98,23 @@ impl Leaving {
 
 impl Member {
     pub(super) fn new(id: DeviceId, device: Arc<dyn Device>) -> Arc<Self> {
+        Self::with_unflushed(id, device, Arc::default())
+    }
+
+    /// The member that a target becomes. What is on its way to the target still is noted for both.
+    pub(super) fn that_was(target: &Self, id: DeviceId) -> Arc<Self> {
+        Self::with_unflushed(id, target.device.clone(), target.unflushed.clone())
+    }
+
+    fn with_unflushed(
+        id: DeviceId,
+        device: Arc<dyn Device>,
+        unflushed: Arc<Unflushed>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             id,
             device,
+            unflushed,
             is_seed: AtomicBool::new(false),
             behind: AtomicU64::new(WHOLE),
             failed: AtomicBool::new(false),

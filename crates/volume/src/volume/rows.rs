@@ -196,7 +196,8 @@ impl Volume {
         let spares = gone <= row.parity.len();
         let mut push = |place: &Stripe, into: u64, of, data: Cow<'a, [IoSlice<'a>]>| {
             let stripe = Stripe { device: place.device, at: place.at.plus(into) };
-            write::push(to, stripe, spares && takes_none(place), of, data, transfers)
+            let transfer = Transfer { chunk: row.chunk, stripe, of, data };
+            write::push(to, transfer, spares && takes_none(place), transfers)
         };
         for piece in &batch.pieces {
             let (column, range) = place_in(batch.stripe, piece);

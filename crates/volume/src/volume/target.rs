@@ -77,7 +77,7 @@ impl Volume {
             device: "file system".into(),
             what: "no device is to take the place of another one".into(),
         })?;
-        let member = Member::new(target.source, target.member.device.clone());
+        let member = Member::that_was(&target.member, target.source);
         let old = self.members.change(|members| {
             match members.iter_mut().find(|m| m.id == target.source) {
                 Some(place) => Some(Leaving::new(std::mem::replace(place, member))),

@@ -3,8 +3,9 @@
 //!
 //! A transfer that a device refuses costs a copy. As long as other devices have the bytes, the
 //! write is good: the device is marked as **failed**, and nothing is written to it from then on.
-//! Its copies are read last. The same holds for flushes and superblocks. So a failed device keeps
-//! an old superblock, by which it is known as stale when the file system is opened next.
+//! Its copies are read last. The same holds for superblocks, and for flushes as long as it has
+//! nothing that only it has (`unflushed`). So a failed device keeps an old superblock, by which it
+//! is known as stale when the file system is opened next.
 //!
 //! Where no other device has the bytes, the caller gets the error, and the device counts as before:
 //! whether to go on is for the layers above to say. A device that is behind gets every write. But
@@ -13,6 +14,7 @@
 use super::rows::{Fill, Piece};
 use super::target::Written;
 use super::together::{self, Share};
+use super::unflushed::Moment;
 use super::{ErrorKind, Member, Volume, no_member};
 use crate::device::Write;
 use crate::error::{VolumeError, VolumeResult};
@@ -30,6 +32,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// A part of a write that lies in one place of one device.
 #[derive(Clone, Debug)]
 pub(super) struct Transfer<'a> {
+    /// The chunk that it is a part of.
+    pub(super) chunk: Logical,
     pub(super) stripe: Stripe,
     /// Which write it belongs to.
     pub(super) of: usize,
@@ -128,7 +132,8 @@ impl Volume {
             let any_takes = !found.stripes.iter().all(takes_none);
             for stripe in found.stripes {
                 let is_spared = any_takes && takes_none(&stripe);
-                push(to, stripe, is_spared, of, data.clone(), transfers)?;
+                let transfer = Transfer { chunk: found.chunk, stripe, of, data: data.clone() };
+                push(to, transfer, is_spared, transfers)?;
             }
             done += found.len;
         }
@@ -173,7 +178,10 @@ impl Volume {
             member.counters.writes.fetch_add(1, Relaxed);
             member.counters.written_bytes.fetch_add(write.len(), Relaxed);
             match result {
-                Ok(()) => _ = self.completed.fetch_add(write.len(), Relaxed),
+                Ok(()) => {
+                    member.unflushed.note(transfer.chunk);
+                    self.completed.fetch_add(write.len(), Relaxed);
+                }
                 Err(e) => {
                     member.went_wrong(ErrorKind::Write);
                     failed.push((*transfer, member.error("write", write.at, write.len(), e)));
@@ -216,22 +224,34 @@ impl Volume {
         }
     }
 
-    /// Makes every write durable that had completed when the call began, on all devices.
+    /// Makes every write durable that had completed when the call began, on all devices. A failed
+    /// device is asked as well if it has taken what no other device has (`unflushed`).
     ///
     /// # Errors
     /// The first device's error, after every device was flushed, unless the others have everything
     /// that lies on those that failed. A failed flush is final ([`crate::Device::flush`]).
     pub fn flush(&self) -> VolumeResult<()> {
         let completed = self.completed.load(Relaxed);
+        let was_gone = |id| self.member(id).is_none_or(|m| m.is_no_help());
         self.on_all(
-            |_| true,
+            |member| member.takes_writes() || self.has_alone(member, &was_gone),
             |members| {
+                let begin = |member: &&Member| member.unflushed.now();
+                let began: SmallVec<[Moment; 4]> = members.iter().map(begin).collect();
                 let results = together::flush(self.rings(), members);
-                members.iter().zip(results).map(|(member, result)| member.flushed(result)).collect()
+                let ended = members.iter().zip(began).zip(results);
+                ended.map(|((member, began), result)| member.flushed(began, result)).collect()
             },
         )?;
         self.flushed.fetch_max(completed, Relaxed);
         Ok(())
+    }
+
+    /// Has a device taken something that is not durable yet, and that the others do not have either
+    /// if these are gone? A target has nothing that its source does not have.
+    fn has_alone(&self, member: &Member, is_gone: &dyn Fn(DeviceId) -> bool) -> bool {
+        member.id != DeviceId::REPLACE_TARGET
+            && member.unflushed.any(|chunk| self.map.is_lost(chunk, is_gone))
     }
 
     /// Writes to each device the superblock that is its own, if it is to have one: a device that is
@@ -244,7 +264,7 @@ impl Volume {
         of: &(dyn Fn(DeviceId) -> Option<Box<Superblock>> + Sync),
         which: SuperCopies,
     ) -> VolumeResult<()> {
-        let is_meant = |member: &Member| of(member.id).is_some();
+        let is_meant = |member: &Member| member.takes_writes() && of(member.id).is_some();
         self.on_all(is_meant, |members| match which {
             SuperCopies::Primary => write_first_superblocks(self.rings(), members, of),
             SuperCopies::All => together::at_once(members, |member| match of(member.id) {
@@ -254,16 +274,15 @@ impl Volume {
         })
     }
 
-    /// Has something done on those of the devices that take writes. An error counts if not
-    /// everything can be read without the devices that failed.
+    /// Has something done on some of the devices. An error counts if not everything can be read
+    /// without the devices that failed, or if these have taken what is on no other one.
     fn on_all(
         &self,
         is_meant: impl Fn(&Member) -> bool,
         what: impl FnOnce(&[&Member]) -> SmallVec<[VolumeResult<()>; 4]>,
     ) -> VolumeResult<()> {
         let to = self.written();
-        let here: SmallVec<[&Member; 4]> =
-            to.all().filter(|m| m.takes_writes() && is_meant(m)).collect();
+        let here: SmallVec<[&Member; 4]> = to.all().filter(|m| is_meant(m)).collect();
         let results = what(&here);
         let failed: Vec<(&Member, VolumeError)> = here
             .into_iter()
@@ -279,7 +298,9 @@ impl Volume {
             let without = |gone: &dyn Fn(DeviceId) -> bool| self.map.is_lost(chunk.start, gone);
             without(&is_gone) && !without(&was_gone)
         };
-        if self.members.all().iter().all(|m| is_gone(m.id)) || self.map.chunks().iter().any(is_lost)
+        if self.members.all().iter().all(|m| is_gone(m.id))
+            || self.map.chunks().iter().any(is_lost)
+            || failed.iter().any(|(m, _)| self.has_alone(m, &is_gone))
         {
             let first = failed.into_iter().next();
             return first.map_or(Ok(()), |(_, error)| Err(error));
@@ -295,23 +316,22 @@ impl Volume {
 /// that is spared has a device that gets nothing, and others have the bytes.
 pub(super) fn push<'a>(
     to: &Written,
-    stripe: Stripe,
+    transfer: Transfer<'a>,
     is_spared: bool,
-    of: usize,
-    data: Cow<'a, [IoSlice<'a>]>,
     transfers: &mut Vec<Transfer<'a>>,
 ) -> VolumeResult<()> {
-    if let Some(mirror) = to.mirror(stripe.device) {
-        let stripe = Stripe { device: mirror.id, at: stripe.at };
-        transfers.push(Transfer { stripe, of, data: data.clone() });
+    let Stripe { device, at } = transfer.stripe;
+    if let Some(mirror) = to.mirror(device) {
+        let stripe = Stripe { device: mirror.id, at };
+        transfers.push(Transfer { stripe, ..transfer.clone() });
     }
     if is_spared {
         return Ok(());
     }
-    if to.member(stripe.device).is_none() {
-        return Err(no_member(stripe));
+    if to.member(device).is_none() {
+        return Err(no_member(transfer.stripe));
     }
-    transfers.push(Transfer { stripe, of, data });
+    transfers.push(transfer);
     Ok(())
 }
 
@@ -324,9 +344,12 @@ impl Member {
         }
     }
 
-    /// Counts a flush.
-    fn flushed(&self, result: io::Result<()>) -> VolumeResult<()> {
+    /// Counts a flush, which began at that moment.
+    fn flushed(&self, began: Moment, result: io::Result<()>) -> VolumeResult<()> {
         self.counters.flushes.fetch_add(1, Relaxed);
+        if result.is_ok() {
+            self.unflushed.flushed(began);
+        }
         result.map_err(|e| {
             self.went_wrong(ErrorKind::Flush);
             self.error("flush", Physical(0), self.device.size(), e)

@@ -1,6 +1,6 @@
 //! Tests of devices that come and go, also beneath transfers.
 
-use super::super::write;
+use super::super::write::{self, Transfer};
 use super::*;
 use crate::superblock::SuperCopies;
 use larder_format::{Logical, Physical, Superblock};
@@ -239,10 +239,12 @@ fn a_write_goes_by_the_members_of_its_beginning() {
         v.add_chunk(chunk(16, DeviceId(2))).unwrap();
         v.set_target(DeviceId(2), target.clone()).unwrap();
         let to = v.written();
-        let (mut transfers, place) = (Vec::new(), v.map().chunks()[0].stripes[0]);
+        let (mut transfers, stripe) = (Vec::new(), v.map().chunks()[0].stripes[0]);
         let bytes = [7 + u8::from(is_missing); 4096];
         let data = Cow::Owned(vec![IoSlice::new(&bytes)]);
-        write::push(&to, place, is_missing, 0, data, &mut transfers).unwrap();
+        let chunk = v.map().chunks()[0].start;
+        let transfer = Transfer { chunk, stripe, of: 0, data };
+        write::push(&to, transfer, is_missing, &mut transfers).unwrap();
         thread::scope(|scope| {
             let promoted = scope.spawn(|| v.promote_target().unwrap());
             // Then only the write that has begun keeps it from its end.
