@@ -317,6 +317,38 @@ fn a_root_from_before_the_commit_is_not_believed() {
     assert!(ears.noted("using the root of generation"), "{:#?}", ears.notes);
 }
 
+/// Linux's balance writes every tree anew, and shares what snapshots share by other references than
+/// before. Each root is still one that its own tree refers to.
+#[test]
+fn roots_are_found_after_a_balance_of_linux() {
+    if !ready() {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("sample.img");
+    mkfs_btrfs(&image, 512 << 20, &["--nodesize", "4096"]).unwrap();
+    let mount = KernelMount::image(&image, "noatime").unwrap();
+    let at = |name: &str| mount.join(name).into_os_string().into_string().unwrap();
+    btrfs(&["subvolume", "create", &at("sub")]).unwrap();
+    for n in 0..400 {
+        std::fs::write(mount.join(format!("sub/file-{n}")), vec![n as u8; 5000]).unwrap();
+    }
+    for n in 0..3 {
+        btrfs(&["subvolume", "snapshot", &at("sub"), &at(&format!("snapshot-{n}"))]).unwrap();
+        std::fs::write(mount.join(format!("snapshot-{n}/new")), b"new").unwrap();
+    }
+    mount.sync().unwrap();
+    btrfs(&["balance", "start", "--full-balance", &at("")]).unwrap();
+    std::fs::write(mount.join("sub/after"), b"after").unwrap();
+    mount.unmount_clean().unwrap();
+    let sample = Sample::of(&image, dir);
+    let (_dir, image, dest) = work(&sample);
+    destroy(&image, &[root(&image, ObjectId::ROOT_TREE)]);
+    let (report, ears) = assert_all_back(&sample, &image, &dest);
+    assert_eq!(report.subvolumes, 5, "{report:?}: {:#?}", ears.notes);
+    assert!(report.files > 1600, "{report:?}");
+}
+
 /// The chunk tree of mkfs is whole, and a backup root names it; it lacks the chunk that the first
 /// mount made.
 #[test]
