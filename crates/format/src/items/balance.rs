@@ -5,7 +5,7 @@
 //! balance to its end, so that the next mount goes on with it. Hidden here:
 //! the layout, where one word is a number or a range, by a flag. What the filters mean is not.
 
-use super::block_group::{BlockGroupFlags, Profile};
+use super::block_group::Profile;
 use super::exact;
 use crate::{FormatError, FormatResult, Key, KeyType, ObjectId};
 use zerocopy::little_endian::{U32, U64};
@@ -234,19 +234,6 @@ impl BalanceItem {
         ];
         sets.iter().filter(|(bit, _)| which.contains(*bit)).try_for_each(|(_, set)| set.check())?;
         Ok(item)
-    }
-}
-
-/// The flag of a balance for chunks of this type. Where data and metadata share chunks, the filters
-/// for data count.
-#[must_use]
-pub fn balance_flag(flags: BlockGroupFlags) -> BalanceFlags {
-    if flags.contains(BlockGroupFlags::DATA) {
-        BalanceFlags::DATA
-    } else if flags.contains(BlockGroupFlags::SYSTEM) {
-        BalanceFlags::SYSTEM
-    } else {
-        BalanceFlags::METADATA
     }
 }
 

@@ -88,12 +88,6 @@ impl ScrubControl {
         self.changed.notify_all();
     }
 
-    /// Has it been told to end?
-    #[must_use]
-    pub fn is_ending(&self) -> bool {
-        self.inner.lock().end.is_some()
-    }
-
     pub(super) fn begin(&self, fill: impl FnOnce(&mut ScrubState)) {
         let mut inner = self.inner.lock();
         inner.since = Some((Instant::now(), inner.state.seconds));

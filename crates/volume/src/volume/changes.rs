@@ -71,27 +71,6 @@ impl Volume {
         Ok(leaving.wait())
     }
 
-    /// Puts another device in the place of one, with everything on it. Transfers that begin from
-    /// now on go to the new one. Returns the old one when those before have ended. The new one has
-    /// no errors yet, and is neither behind nor failed.
-    ///
-    /// # Errors
-    /// [`VolumeError::Missing`] for an id that is not there; [`VolumeError::Corrupt`] for a device
-    /// that is shorter than chunks on it.
-    pub fn swap_device(
-        &self,
-        id: DeviceId,
-        device: Arc<dyn Device>,
-    ) -> VolumeResult<Arc<dyn Device>> {
-        self.is_long_enough(id, &*device)?;
-        let member = Member::new(id, device);
-        let leaving = self.members.change(|members| {
-            let place = members.iter_mut().find(|m| m.id == id).ok_or_else(|| not_there(id))?;
-            Ok(Leaving::new(std::mem::replace(place, member)))
-        })?;
-        Ok(leaving.wait())
-    }
-
     /// Is the device as long as the chunks on it say? Returns whether there are any.
     pub(super) fn is_long_enough(&self, id: DeviceId, device: &dyn Device) -> VolumeResult<bool> {
         let mut any = false;

@@ -125,6 +125,9 @@ fn a_device_that_goes_is_in_use_until_its_transfers_have_ended() {
         let v = Volume::new(devices).unwrap();
         v.add_chunk(chunk(16, DeviceId(2))).unwrap();
         v.write(Logical(16 * MIB), &[7; 512]).unwrap();
+        if swap {
+            v.set_target(DeviceId(2), new.clone()).unwrap();
+        }
         let ((begun, began), (go_on, waits)) = (channel(), channel());
         *old.gate.lock().unwrap() = Some((begun, waits));
         let has_gone = AtomicBool::new(false);
@@ -137,13 +140,13 @@ fn a_device_that_goes_is_in_use_until_its_transfers_have_ended() {
             began.recv().unwrap();
             let change = scope.spawn(|| {
                 let gone = if swap {
-                    v.swap_device(DeviceId(2), new.clone())
+                    v.promote_target().unwrap().unwrap()
                 } else {
                     v.map().remove(Logical(16 * MIB));
-                    v.remove_device(DeviceId(2))
+                    v.remove_device(DeviceId(2)).unwrap()
                 };
                 has_gone.store(true, Relaxed);
-                gone.unwrap().name()
+                gone.name()
             });
             // The list is the new one at once, and the call still waits.
             while v.device(DeviceId(2)).is_some_and(|d| d.name() == "old") {
@@ -169,10 +172,11 @@ fn a_device_that_goes_is_in_use_until_its_transfers_have_ended() {
 fn a_device_that_is_too_short_takes_no_place() {
     let v = Volume::new(vec![(DeviceId(1), Memory::new("a", 4))]).unwrap();
     v.add_chunk(chunk(16, DeviceId(1))).unwrap();
-    let swap = |id, mib| v.swap_device(DeviceId(id), Memory::new("b", mib));
-    assert!(matches!(swap(1, 2), Err(VolumeError::Corrupt { .. })));
-    assert!(matches!(swap(2, 4), Err(VolumeError::Missing { .. })));
-    assert_eq!(swap(1, 3).unwrap().name(), "a");
+    let target = |mib| v.set_target(DeviceId(1), Memory::new("b", mib));
+    assert!(matches!(target(2), Err(VolumeError::Corrupt { .. })));
+    assert!(matches!(v.promote_target(), Err(VolumeError::Missing { .. })));
+    target(3).unwrap();
+    assert_eq!(v.promote_target().unwrap().unwrap().name(), "a");
 }
 
 #[test]
