@@ -1,8 +1,9 @@
 //! The oracle itself: images, mounts, fixture, comparison and check tell the truth.
 
 use larder_simtest::oracle::{
-    Aspects, Fixture, KernelMount, LoopDevice, Need, StdTree, btrfs_check, compare_sources,
-    dump_tree, kernel_images, manifest, mkfs_btrfs, need, populate, scratch, tree_compare,
+    Aspects, DeviceSet, Fixture, KernelMount, LoopDevice, Need, StdTree, btrfs_check,
+    compare_sources, dump_tree, kernel_images, manifest, mkfs_btrfs, need, populate, scratch,
+    tree_compare,
 };
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -268,6 +269,23 @@ fn a_mount_in_use_is_reported_and_what_is_dropped_leaves_nothing() {
     let backing = std::fs::read_to_string(format!("/sys/block/{number}/loop/backing_file"))
         .unwrap_or_default();
     assert!(!backing.contains(image.to_str().unwrap()), "still attached: {backing}");
+}
+
+/// btrfs remembers a device that was missing. Another device with its number, in a file system of
+/// the same id, would be one too many.
+#[test]
+fn a_device_that_was_missing_is_in_nobodys_way() {
+    if !need(&NEEDS) {
+        return;
+    }
+    let args = ["-d", "raid1", "-m", "raid1", "-U", "6c617264-6572-0000-0000-0d1e00000001"];
+    let make = |dir: &Path| DeviceSet::make(dir, &[256 * MIB; 2], &args).unwrap();
+    let (first, second) = (scratch(), scratch());
+    let first = make(first.path());
+    first.mount("").unwrap().unmount_clean().unwrap();
+    let rest = DeviceSet::of(first.without(&[1]));
+    rest.mount("degraded").unwrap().unmount().unwrap();
+    make(second.path()).mount("").unwrap().unmount_clean().unwrap();
 }
 
 #[test]

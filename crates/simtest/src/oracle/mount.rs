@@ -128,7 +128,12 @@ impl KernelMount {
         let named = others.iter().map(|d| format!(",device={}", d.path().display()));
         let (flags, data) = split_options(&format!("{options}{}", named.collect::<String>()));
         let data = CString::new(data)?;
-        match rustix::mount::mount(device.path(), &dir, c"btrfs", flags, data.as_c_str()) {
+        let mounted = {
+            let _alone = lock_registry()?;
+            forget(None);
+            rustix::mount::mount(device.path(), &dir, c"btrfs", flags, data.as_c_str())
+        };
+        match mounted {
             Ok(()) => Ok(Self { dir: Some(dir), device, others, log, _not_send: PhantomData }),
             Err(errno) => {
                 let _ = std::fs::remove_dir(&dir);
@@ -200,7 +205,7 @@ impl KernelMount {
 
     fn forget_devices(&self) {
         for device in std::iter::once(&self.device).chain(&self.others) {
-            forget_device(device.path());
+            forget(Some(device.path()));
         }
     }
 
@@ -264,9 +269,20 @@ fn split_options(options: &str) -> (MountFlags, String) {
     (flags, data.join(","))
 }
 
-/// Tells btrfs to forget the device, which it remembers by file-system id after a mount: the next
-/// image with the same id may come on another loop device.
-fn forget_device(device: &Path) {
+/// Of threads and processes that mount, only one is between these two: btrfs forgets what is not
+/// mounted, and a mount makes the devices known that it names.
+fn lock_registry() -> Result<File> {
+    let path = std::env::temp_dir().join("larder-btrfs-devices.lock");
+    let file = File::options().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
+/// Tells btrfs to forget a device, or all devices that are not mounted. It remembers them by the id
+/// of their file system after a mount: the next image with the same id may come on another loop
+/// device. A device that was missing in a mount has no name, and is forgotten with all others only.
+fn forget(device: Option<&Path>) {
     const BTRFS_IOC_FORGET_DEV: libc::c_ulong = 0x5000_9405;
     #[repr(C)]
     struct Arguments {
@@ -277,7 +293,7 @@ fn forget_device(device: &Path) {
         return;
     };
     let mut arguments = Arguments { fd: 0, name: [0; 4088] };
-    let name = device.as_os_str().as_encoded_bytes();
+    let name = device.map_or(&[][..], |device| device.as_os_str().as_encoded_bytes());
     arguments.name[..name.len()].copy_from_slice(name);
     // SAFETY: the request reads one `struct btrfs_ioctl_vol_args` (4096 bytes), which is what it
     // gets. Failure is harmless: a device that is mounted elsewhere stays known.
