@@ -218,6 +218,9 @@ fn what_the_source_lacks_comes_from_the_others() {
             all[0].write_at(Physical(at), &vec![0x5a; 128 << 10]).unwrap();
         }
         let fs = open(all[..disks].to_vec());
+        content(&fs, "file 59");
+        fs.sync().unwrap();
+        assert!(fs.devices()[0].errors.any(), "{kind:?}: it was read from the others");
         let control = ReplaceControl::default();
         let read = if avoid { ReplaceSource::Avoid } else { ReplaceSource::Use };
         let how = ReplaceOptions { read, ..of(1) };
@@ -227,6 +230,7 @@ fn what_the_source_lacks_comes_from_the_others() {
         fs.close().unwrap();
         drop(fs);
         let fs = open(all[1..].to_vec());
+        assert!(!fs.devices()[0].errors.any(), "{kind:?}: errors of the old device");
         has_its_files(&fs);
         fs.close().unwrap();
     }

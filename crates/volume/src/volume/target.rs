@@ -78,6 +78,8 @@ impl Volume {
             what: "no device is to take the place of another one".into(),
         })?;
         let member = Member::that_was(&target.member, target.source);
+        // The counts that are kept are of the old device.
+        member.errors.reset();
         let old = self.members.change(|members| {
             match members.iter_mut().find(|m| m.id == target.source) {
                 Some(place) => Some(Leaving::new(std::mem::replace(place, member))),
