@@ -130,6 +130,7 @@ fn a_lost_device_does_not_stop_writing_and_comes_back() {
         let missing: Vec<u64> = fs.info().missing_devices.iter().map(|m| m.id.0).collect();
         assert_eq!(missing, [lost[0] as u64]);
         write_files(&fs, "degraded", 150 << 20);
+        let size = fs.statfs().unwrap().total;
         let ours = manifest(&EngineTree(&fs)).unwrap();
         fs.close().unwrap();
         drop(fs);
@@ -137,6 +138,8 @@ fn a_lost_device_does_not_stop_writing_and_comes_back() {
         let mount = DeviceSet::of(rest.clone()).mount("degraded").unwrap();
         let differences = ours.differences(&shown(&mount), Aspects::same_image());
         assert_eq!(differences, [], "{profile}");
+        let stat = rustix::fs::statvfs(mount.path()).unwrap();
+        assert_eq!(size, stat.f_blocks * stat.f_frsize, "{profile}");
         std::fs::write(mount.join("of-linux"), [7; 300_000]).unwrap();
         let theirs = shown(&mount);
         mount.unmount().unwrap();

@@ -244,16 +244,26 @@ impl Allocator {
 
     /// Type and profile that new chunks get.
     fn flags(&self, kind: SpaceKind) -> BlockGroupFlags {
+        let target = self.groups.targets().get(kind);
+        self.flags_as_of(kind, target, self.volume.devices_for_chunks())
+    }
+    /// Those that the chunks have which there are: new ones have others while devices are missing.
+    fn flags_so_far(&self, kind: SpaceKind) -> BlockGroupFlags {
+        self.flags_as_of(kind, None, 0)
+    }
+    fn flags_as_of(
+        &self,
+        kind: SpaceKind,
+        target: Option<Profile>,
+        devices: usize,
+    ) -> BlockGroupFlags {
         let all = self.groups.all();
         let of_kind = all.iter().map(|g| g.flags()).filter(|f| f.contains(type_of(kind)));
-        let target = self.groups.targets().get(kind);
-        new_chunks(kind, of_kind, target, self.volume.devices_for_chunks())
+        new_chunks(kind, of_kind, target, devices)
     }
-    fn profile(&self, kind: SpaceKind) -> Profile {
-        profile_of(self.flags(kind))
-    }
+    /// Copies of each byte, by the chunks that there are.
     pub(crate) fn copies(&self, kind: SpaceKind) -> u64 {
-        u64::from(self.profile(kind).copies())
+        u64::from(profile_of(self.flags_so_far(kind)).copies())
     }
 
     /// Where a chunk for `kind` would lie, if the devices have room for one.
@@ -493,14 +503,10 @@ impl Allocator {
     pub(crate) fn blocks_in_row(&self) -> u64 {
         self.groups.widest_row(SpaceKind::Metadata, self.device_count())
     }
-    /// Name of the profile that chunks for `kind` have. New ones may have another, while devices
-    /// are missing.
+    /// Name of the profile that chunks for `kind` have.
     pub(crate) fn profile_name(&self, kind: SpaceKind) -> String {
-        let all = self.groups.all();
-        let of_kind = all.iter().map(|g| g.flags()).filter(|f| f.contains(type_of(kind)));
-        new_chunks(kind, of_kind, None, 0)
-            .profile()
-            .map_or_else(|_| "unknown".into(), |p| p.name().to_owned())
+        let profile = self.flags_so_far(kind).profile();
+        profile.map_or_else(|_| "unknown".into(), |p| p.name().to_owned())
     }
 
     /// Size and free bytes of the file system as data sees them.
