@@ -3,7 +3,7 @@
 //! ARGS='--disks all'` does the same without end.
 
 use larder_format::{SUPER_OFFSETS, SUPER_SIZE};
-use larder_fs::{Fault, FileKind, Filesystem, NewInode, OpenOptions, Tuning};
+use larder_fs::{DeviceState, Fault, FileKind, Filesystem, NewInode, OpenOptions, Tuning};
 use larder_simtest::by_hand::{bytes, content, put};
 use larder_simtest::crash::Limits;
 use larder_simtest::data::data;
@@ -108,6 +108,41 @@ fn what_only_a_failed_disk_has_is_not_promised() {
         failed += usize::from(report.failed.is_some());
     }
     assert!(failed > 8, "{failed} plans in which somebody was told");
+}
+
+/// Data of profile single lies on the disk that fails. What is written later lies on the other one.
+#[test]
+fn new_data_lies_where_it_can_be_written() {
+    let kind = Kind::parse("single-raid1-2").expect("a kind");
+    for fails in 0..2 {
+        let device = Arc::new(SimDevice::new(kind.fresh().expect("mkfs")).unrecorded());
+        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let fs = Filesystem::open_devices(device.devices(), options.clone()).expect("it opens");
+        let early = put(&fs, fs.root(), "early", &bytes(1, 1 << 20)).expect("written");
+        fs.sync().expect("synced");
+        let (refused, effect) = (Refused::Writes, Effect::None);
+        device.inject(Plan { disk: fails, refused, skip: 0, forever: true, effect }.fault());
+        // The first may be lost, and the disk is known to have failed then.
+        let _ = put(&fs, fs.root(), "lost", &bytes(2, 64 << 10));
+        let _ = fs.sync();
+        assert_eq!(fs.devices()[fails].state, DeviceState::Failed);
+        let written: Vec<_> = (0..8)
+            .map(|n| put(&fs, fs.root(), &format!("late {n}"), &bytes(n, 4 << 20)))
+            .collect::<Result<_, _>>()
+            .expect("there is room on the other disk");
+        let synced = written.iter().try_for_each(|file| fs.fsync(*file, false));
+        synced.expect("and it takes them");
+        let fs = {
+            drop(fs);
+            let device = Arc::new(SimDevice::new(device.image()).unrecorded());
+            Filesystem::open_devices(device.devices(), options).expect("it opens again")
+        };
+        for (n, file) in (0..).zip(written) {
+            assert!(content(&fs, file) == bytes(n, 4 << 20), "disk {fails}, file {n}");
+        }
+        assert!(content(&fs, early) == bytes(1, 1 << 20), "disk {fails}");
+        fs.close().expect("closed");
+    }
 }
 
 /// A disk fails in the flush of a commit, of which the power cut leaves the superblock on one of

@@ -12,8 +12,9 @@ use larder_fs::{
 use larder_simtest::by_hand::{self, new};
 use larder_simtest::crash::{Crashes, Limits};
 use larder_simtest::device::{
-    Access, AccessKind, DiscardEffect, Fault as Failing, Op, OpKind, Seq, SimDevice,
+    Access, AccessKind, DiscardEffect, Effect, Fault as Failing, Op, OpKind, Seq, SimDevice,
 };
+use larder_simtest::disks::{Plan, Refused};
 use larder_simtest::image::{Image, STRIDE};
 use larder_volume::{Device, read_superblock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -234,6 +235,46 @@ fn what_the_source_lacks_comes_from_the_others() {
         has_its_files(&fs);
         fs.close().unwrap();
     }
+}
+
+/// While a device cannot be written, its chunks with one copy are left. They are used again when
+/// another device has taken its place.
+#[test]
+fn chunks_of_a_failed_device_are_used_again() {
+    let kind = KINDS[2];
+    let mut left = 0;
+    for fails in 0..2 {
+        let device = Arc::new(SimDevice::new(base(kind)).unrecorded());
+        let all = device.devices();
+        let fs = open(all[..2].to_vec());
+        populate(&fs);
+        let has_data = fs.devices()[fails].allocated.iter().any(|of| of.kind == "Data");
+        left += usize::from(has_data);
+        let (refused, effect) = (Refused::Writes, Effect::None);
+        device.inject(Plan { disk: fails, refused, skip: 0, forever: true, effect }.fault());
+        // The first may be lost.
+        let _ = file(&fs, "lost", &bytes(1, 70_000)).and_then(|_| fs.sync());
+        for n in 0..4 {
+            let written = file(&fs, &format!("later {n}"), &bytes(n, 5 << 20)).unwrap();
+            fs.fsync(written, false).unwrap();
+        }
+        // Places of superblocks do not count.
+        let is_left = |fs: &Filesystem| fs.space_usage().data.unusable > MIB;
+        assert_eq!(is_left(&fs), has_data, "disk {fails}");
+        let control = ReplaceControl::default();
+        fs.replace_device(of(fails as u64 + 1), all[2].clone(), &control).unwrap();
+        assert!(!is_left(&fs), "disk {fails}");
+        is_populated(&fs);
+        for n in 0..4 {
+            assert!(content(&fs, &format!("later {n}")) == bytes(n, 5 << 20));
+        }
+        fs.close().unwrap();
+        drop(fs);
+        let mut now = all.clone();
+        now.remove(fails);
+        complaints(&now).unwrap_or_else(|e| panic!("disk {fails}: {e}"));
+    }
+    assert!(left > 0);
 }
 
 #[test]

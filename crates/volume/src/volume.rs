@@ -39,7 +39,8 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Counters of a device, and what callers see of them.
 macro_rules! counters {
@@ -106,6 +107,7 @@ pub struct Volume {
     /// flush began that succeeded.
     completed: AtomicU64,
     flushed: AtomicU64,
+    failures: AtomicU64,
 }
 
 impl Volume {
@@ -136,6 +138,7 @@ impl Volume {
             rings: Rings::default(),
             completed: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
         })
     }
 
@@ -312,6 +315,18 @@ impl Volume {
     #[must_use]
     pub fn takes_writes(&self, id: DeviceId) -> bool {
         self.member(id).is_some_and(|m| m.takes_writes())
+    }
+
+    /// How many devices have failed since the volume was opened.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Acquire)
+    }
+
+    /// Are there bytes of a chunk that no device can take which has not failed?
+    #[must_use]
+    pub fn cannot_take(&self, chunk: Logical) -> bool {
+        self.map.is_lost(chunk, &|id| !self.takes_writes(id))
     }
 
     /// What a device has may be older than what the others have, since a commit, and is not trusted

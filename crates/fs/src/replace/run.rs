@@ -230,6 +230,7 @@ fn take_over(core: &Core) -> Result<Option<Error>> {
         core.replacement.forget_target();
         old
     };
+    core.space.come_back_to_devices();
     if let Some(old) = old
         && let Err(e) = superblock::erase_superblocks(&*old)
     {

@@ -12,6 +12,7 @@
 
 mod changes;
 mod convert;
+mod failed;
 mod lifecycle;
 #[cfg(test)]
 mod tests;
@@ -124,6 +125,8 @@ pub(crate) struct Allocator {
     pub(crate) preallocated: PreallocatedBlocks,
     pub(super) volume: Arc<Volume>,
     epochs: Arc<Epochs<Pinned>>,
+    /// The failures of devices for which chunks have been left ([`Volume::failures`]).
+    failures: AtomicU64,
     /// Requests for chunks so far.
     #[cfg(test)]
     at_the_door: AtomicU64,
@@ -176,6 +179,7 @@ impl Allocator {
             preallocated: PreallocatedBlocks::default(),
             volume: volume.clone(),
             epochs: epochs.clone(),
+            failures: AtomicU64::new(0),
             #[cfg(test)]
             at_the_door: AtomicU64::new(0),
         };
@@ -415,17 +419,15 @@ impl Allocator {
         if self.accounts.is_mixed() {
             self.spare_the_commit(txns, wanted.most)?;
         }
+        let make_chunk = |seen| self.chunk_in_running(txns, SpaceKind::Data, seen);
+        self.leave_failed_devices(make_chunk);
         let room = Room { least: wanted.least, newest: Generation(u64::MAX) };
-        self.prepare_target(SpaceKind::Data, room, |seen| {
-            self.chunk_in_running(txns, SpaceKind::Data, seen)
-        })?;
+        self.prepare_target(SpaceKind::Data, room, make_chunk)?;
         loop {
             let seen = self.seen(SpaceKind::Data);
             match self.groups.allocate_data(wanted, Generation(u64::MAX), from) {
                 Ok(run) => return Ok(run),
-                Err(_)
-                    if self.chunk_in_running(txns, SpaceKind::Data, seen)?
-                        == ChunkOutcome::Granted => {}
+                Err(_) if make_chunk(seen)? == ChunkOutcome::Granted => {}
                 Err(need) => return Err(need.into()),
             }
         }

@@ -17,6 +17,7 @@
 //!
 //! Lock order: data hint or clusters, map of groups, group, account.
 
+mod closed;
 mod discard;
 mod load;
 
@@ -37,9 +38,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a cluster: as much as a commit writes with one request of a good size.
 const CLUSTER: u64 = 1 << 20;
-/// Bytes of metadata that are left for operations when a group is closed. Each holds well under one
-/// MiB while it is under way, and waits for others.
-const BESIDE: u64 = 4 << 20;
 
 /// No block group of the kind has room: a new chunk is needed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +80,8 @@ struct GroupState {
     excluded: u64,
     disk_used: u64,
     read_only: bool,
+    /// Because of devices that have failed (`closed`).
+    left: bool,
     /// Nothing is written in place, either.
     frozen: bool,
     removed: bool,
@@ -159,6 +159,7 @@ impl BlockGroup {
             excluded,
             disk_used,
             read_only: false,
+            left: false,
             frozen: false,
             removed: false,
             undiscarded: false,
@@ -822,39 +823,6 @@ impl Groups {
     }
     fn unpinned(&self, run: Run, discarded: bool) {
         self.make_free(run, Was::Pinned { discarded });
-    }
-
-    /// Keeps a group from being allocated from. Its free space counts as unusable from now on.
-    /// Returns false, and changes nothing, if what was promised, and what the group holds, would
-    /// not find space elsewhere, or if next to nothing were left there for operations that begin
-    /// meanwhile.
-    pub(crate) fn try_set_read_only(&self, group: &BlockGroup) -> bool {
-        let mut s = group.state.lock();
-        if s.read_only || s.removed {
-            return !s.removed;
-        }
-        let free = s.free.total();
-        let is_metadata = group.flags.contains(BlockGroupFlags::METADATA);
-        let beside = if is_metadata { BESIDE } else { 0 };
-        s.read_only = self.space.try_make_unusable(group.kind(), (free, s.allocated + beside));
-        s.read_only
-    }
-    /// The same without the test; or allows the group again.
-    pub(crate) fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
-        let read_only = read_only || group.is_on_seed;
-        let mut s = group.state.lock();
-        s.frozen &= read_only;
-        if s.read_only != read_only && !s.removed {
-            s.read_only = read_only;
-            let free = s.free.total();
-            self.space.change(group.kind(), |p| {
-                if read_only {
-                    p.unusable += free;
-                } else {
-                    p.unusable -= free;
-                }
-            });
-        }
     }
 
     /// Groups that are empty in memory and on disk. They are candidates for removal.

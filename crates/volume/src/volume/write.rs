@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// A part of a write that lies in one place of one device.
 #[derive(Clone, Debug)]
@@ -219,6 +219,7 @@ impl Volume {
     pub(super) fn mark_failed(&self, member: &Member, why: &VolumeError) {
         if !member.failed.swap(true, Relaxed) {
             self.uneven.store(true, Relaxed);
+            self.failures.fetch_add(1, Release);
             tracing::error!(device = %member.device.name(), id = %member.id, "the device has \
                 failed, and the file system goes on without it: {why}");
         }
