@@ -88,6 +88,17 @@ struct Sample {
 }
 
 impl Sample {
+    /// An image with nodes of so many bytes that was filled on one mount.
+    fn filled(nodesize: u32, fill: impl FnOnce(&KernelMount)) -> Self {
+        let dir = scratch();
+        let image = dir.path().join("sample.img");
+        mkfs_btrfs(&image, 512 << 20, &["--nodesize", &nodesize.to_string()]).unwrap();
+        let mount = KernelMount::image(&image, "noatime").unwrap();
+        fill(&mount);
+        mount.unmount_clean().unwrap();
+        Self::of(&image, dir)
+    }
+
     /// The unmounted image; its directory goes.
     fn of(image: &Path, dir: tempfile::TempDir) -> Self {
         let mount = KernelMount::image_read_only(image, "").unwrap();
@@ -324,24 +335,20 @@ fn roots_are_found_after_a_balance_of_linux() {
     if !ready() {
         return;
     }
-    let dir = scratch();
-    let image = dir.path().join("sample.img");
-    mkfs_btrfs(&image, 512 << 20, &["--nodesize", "4096"]).unwrap();
-    let mount = KernelMount::image(&image, "noatime").unwrap();
-    let at = |name: &str| mount.join(name).into_os_string().into_string().unwrap();
-    btrfs(&["subvolume", "create", &at("sub")]).unwrap();
-    for n in 0..400 {
-        std::fs::write(mount.join(format!("sub/file-{n}")), vec![n as u8; 5000]).unwrap();
-    }
-    for n in 0..3 {
-        btrfs(&["subvolume", "snapshot", &at("sub"), &at(&format!("snapshot-{n}"))]).unwrap();
-        std::fs::write(mount.join(format!("snapshot-{n}/new")), b"new").unwrap();
-    }
-    mount.sync().unwrap();
-    btrfs(&["balance", "start", "--full-balance", &at("")]).unwrap();
-    std::fs::write(mount.join("sub/after"), b"after").unwrap();
-    mount.unmount_clean().unwrap();
-    let sample = Sample::of(&image, dir);
+    let sample = Sample::filled(4096, |mount| {
+        let at = |name: &str| mount.join(name).into_os_string().into_string().unwrap();
+        btrfs(&["subvolume", "create", &at("sub")]).unwrap();
+        for n in 0..400 {
+            std::fs::write(mount.join(format!("sub/file-{n}")), vec![n as u8; 5000]).unwrap();
+        }
+        for n in 0..3 {
+            btrfs(&["subvolume", "snapshot", &at("sub"), &at(&format!("snapshot-{n}"))]).unwrap();
+            std::fs::write(mount.join(format!("snapshot-{n}/new")), b"new").unwrap();
+        }
+        mount.sync().unwrap();
+        btrfs(&["balance", "start", "--full-balance", &at("")]).unwrap();
+        std::fs::write(mount.join("sub/after"), b"after").unwrap();
+    });
     let (_dir, image, dest) = work(&sample);
     destroy(&image, &[root(&image, ObjectId::ROOT_TREE)]);
     let (report, ears) = assert_all_back(&sample, &image, &dest);
@@ -356,15 +363,11 @@ fn chunks_are_found_that_an_older_chunk_tree_lacks() {
     if !ready() {
         return;
     }
-    let dir = scratch();
-    let image = dir.path().join("sample.img");
-    mkfs_btrfs(&image, 512 << 20, &["--nodesize", "16384"]).unwrap();
-    let mount = KernelMount::image(&image, "noatime").unwrap();
-    for n in 0..24u8 {
-        std::fs::write(mount.join(format!("file-{n}")), vec![n; 1 << 20]).unwrap();
-    }
-    mount.unmount_clean().unwrap();
-    let sample = Sample::of(&image, dir);
+    let sample = Sample::filled(16384, |mount| {
+        for n in 0..24u8 {
+            std::fs::write(mount.join(format!("file-{n}")), vec![n; 1 << 20]).unwrap();
+        }
+    });
     let (_dir, image, dest) = work(&sample);
     destroy(&image, &[root(&image, ObjectId::CHUNK_TREE)]);
     let (_, ears) = assert_all_back(&sample, &image, &dest);

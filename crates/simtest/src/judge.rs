@@ -108,12 +108,7 @@ impl Done {
 pub(crate) static KERNEL: Mutex<()> = Mutex::new(());
 
 pub(crate) fn lock_for_processes() -> Result<std::fs::File, String> {
-    let path = std::env::temp_dir().join("larder-simulation.lock");
-    let file = std::fs::File::options().create(true).append(true).open(&path);
-    let file = file.map_err(|e| format!("cannot open {}: {e}", path.display()))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-        .map_err(|e| format!("cannot lock {}: {e}", path.display()))?;
-    Ok(file)
+    crate::oracle::lock_for_processes("larder-simulation.lock").map_err(|e| format!("{e:#}"))
 }
 
 impl Judge<'_> {

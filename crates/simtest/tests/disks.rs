@@ -98,14 +98,15 @@ fn what_only_a_failed_disk_has_is_not_promised() {
     let mut config = config(kind, 100, Depth::LOOK, 0.0).whole();
     config.mishaps.tolerated = kind.tolerated();
     let mut failed = 0;
-    for (disk, refused, skip) in (0..2).flat_map(|disk| {
-        let kinds = [Refused::Writes, Refused::Everything];
-        kinds.into_iter().flat_map(move |refused| (0..24).map(move |skip| (disk, refused, skip)))
-    }) {
-        let plan = Plan { disk, refused, skip, forever: true, effect: Effect::None };
-        let report = run_plan(&config, &workload.segments[0].threads[0], plan)
-            .unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-        failed += usize::from(report.failed.is_some());
+    for skip in 0..24 {
+        for refused in [Refused::Writes, Refused::Everything] {
+            for disk in 0..2 {
+                let plan = Plan { disk, refused, skip, forever: true, effect: Effect::None };
+                let report = run_plan(&config, &workload.segments[0].threads[0], plan)
+                    .unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+                failed += usize::from(report.failed.is_some());
+            }
+        }
     }
     assert!(failed > 8, "{failed} plans in which somebody was told");
 }

@@ -9,6 +9,7 @@ use larder_format::{DeviceId, Logical, Physical};
 use larder_volume::{Device, MappedChunk, Stripe, Volume};
 use proptest::prelude::*;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const MIB: u64 = 1 << 20;
@@ -20,9 +21,11 @@ const SIZE: u64 = FIRST + 2 * 65536 * CHUNKS.len() as u64;
 #[derive(Debug, Default)]
 struct State {
     medium: Vec<u8>,
-    cache: Vec<(u64, Vec<u8>)>,
+    /// What is read: the medium with the cache upon it.
+    shown: Vec<u8>,
+    cache: Vec<Range<usize>>,
     /// Writes to these places are refused.
-    bad: Vec<std::ops::Range<u64>>,
+    bad: Vec<Range<u64>>,
     refuses_flushes: bool,
     flushes: usize,
 }
@@ -33,7 +36,8 @@ struct Cached(Mutex<State>);
 
 impl Cached {
     fn new(medium: Vec<u8>) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State { medium, ..State::default() })))
+        let shown = medium.clone();
+        Arc::new(Self(Mutex::new(State { medium, shown, ..State::default() })))
     }
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
@@ -51,18 +55,7 @@ impl Device for Cached {
         false
     }
     fn read_at(&self, at: Physical, buf: &mut [u8]) -> io::Result<()> {
-        let state = self.state();
-        let end = at.0 as usize + buf.len();
-        let mut now = state.medium[at.0 as usize..end].to_vec();
-        for (start, bytes) in &state.cache {
-            for (n, byte) in bytes.iter().enumerate() {
-                let place = (*start as usize + n).wrapping_sub(at.0 as usize);
-                if let Some(into) = now.get_mut(place) {
-                    *into = *byte;
-                }
-            }
-        }
-        buf.copy_from_slice(&now);
+        buf.copy_from_slice(&self.state().shown[at.0 as usize..][..buf.len()]);
         Ok(())
     }
     fn write_at(&self, at: Physical, data: &[u8]) -> io::Result<()> {
@@ -70,18 +63,20 @@ impl Device for Cached {
         if state.bad.iter().any(|bad| bad.contains(&at.0)) {
             return Err(io::Error::other("bad sector"));
         }
-        state.cache.push((at.0, data.to_vec()));
+        let range = at.0 as usize..at.0 as usize + data.len();
+        state.shown[range.clone()].copy_from_slice(data);
+        state.cache.push(range);
         Ok(())
     }
     fn flush(&self) -> io::Result<()> {
-        let mut state = self.state();
+        let state = &mut *self.state();
         state.flushes += 1;
         let cache = std::mem::take(&mut state.cache);
         if state.refuses_flushes {
             return Err(io::Error::other("not written"));
         }
-        for (at, bytes) in cache {
-            state.medium[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+        for range in cache {
+            state.medium[range.clone()].copy_from_slice(&state.shown[range]);
         }
         Ok(())
     }

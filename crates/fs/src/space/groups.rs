@@ -17,9 +17,9 @@
 //!
 //! Lock order: data hint or clusters, map of groups, group, account.
 
-mod closed;
 mod discard;
 mod load;
+mod read_only;
 
 pub(crate) use load::{FreeSource, load, scan_used};
 
@@ -80,7 +80,7 @@ struct GroupState {
     excluded: u64,
     disk_used: u64,
     read_only: bool,
-    /// Because of devices that have failed (`closed`).
+    /// Because of devices that have failed (`read_only`).
     left: bool,
     /// Nothing is written in place, either.
     frozen: bool,

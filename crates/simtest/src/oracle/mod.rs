@@ -51,6 +51,7 @@ pub use manifest::{
     Aspects, Content, Difference, Entry, Manifest, compare_sources, manifest, tree_compare,
 };
 pub use memory_cgroup::MemoryCgroup;
+pub(crate) use mount::lock_for_processes;
 pub use mount::{KernelMount, KernelMountError, enter_private_namespace};
 pub use path_runner::PathRunner;
 pub use progs::{

@@ -129,7 +129,8 @@ impl KernelMount {
         let (flags, data) = split_options(&format!("{options}{}", named.collect::<String>()));
         let data = CString::new(data)?;
         let mounted = {
-            let _alone = lock_registry()?;
+            // To forget is to take away what another mount has just made known.
+            let _alone = lock_for_processes("larder-btrfs-devices.lock")?;
             forget(None);
             rustix::mount::mount(device.path(), &dir, c"btrfs", flags, data.as_c_str())
         };
@@ -269,16 +270,6 @@ fn split_options(options: &str) -> (MountFlags, String) {
     (flags, data.join(","))
 }
 
-/// Of threads and processes that mount, only one is between these two: btrfs forgets what is not
-/// mounted, and a mount makes the devices known that it names.
-fn lock_registry() -> Result<File> {
-    let path = std::env::temp_dir().join("larder-btrfs-devices.lock");
-    let file = File::options().create(true).append(true).open(&path);
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-    Ok(file)
-}
-
 /// Tells btrfs to forget a device, or all devices that are not mounted. It remembers them by the id
 /// of their file system after a mount: the next image with the same id may come on another loop
 /// device. A device that was missing in a mount has no name, and is forgotten with all others only.
@@ -298,6 +289,19 @@ fn forget(device: Option<&Path>) {
     // SAFETY: the request reads one `struct btrfs_ioctl_vol_args` (4096 bytes), which is what it
     // gets. Failure is harmless: a device that is mounted elsewhere stays known.
     unsafe { libc::ioctl(control.as_raw_fd(), BTRFS_IOC_FORGET_DEV, &raw const arguments) };
+}
+
+/// Waits until no other thread or process holds the lock of that name.
+///
+/// # Errors
+/// The file of the lock cannot be made.
+pub(crate) fn lock_for_processes(name: &str) -> Result<File> {
+    let path = std::env::temp_dir().join(name);
+    let file = File::options().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+        .with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
 }
 
 /// The kernel log from here on; `None` without permission.

@@ -102,8 +102,11 @@ impl Member {
     }
 
     /// The member that a target becomes. What is on its way to the target still is noted for both.
-    pub(super) fn that_was(target: &Self, id: DeviceId) -> Arc<Self> {
-        Self::with_unflushed(id, target.device.clone(), target.unflushed.clone())
+    pub(super) fn promoted(target: &Self, id: DeviceId) -> Arc<Self> {
+        let this = Self::with_unflushed(id, target.device.clone(), target.unflushed.clone());
+        // The counts that are kept are of the old device.
+        this.errors.reset();
+        this
     }
 
     fn with_unflushed(

@@ -77,9 +77,7 @@ impl Volume {
             device: "file system".into(),
             what: "no device is to take the place of another one".into(),
         })?;
-        let member = Member::that_was(&target.member, target.source);
-        // The counts that are kept are of the old device.
-        member.errors.reset();
+        let member = Member::promoted(&target.member, target.source);
         let old = self.members.change(|members| {
             match members.iter_mut().find(|m| m.id == target.source) {
                 Some(place) => Some(Leaving::new(std::mem::replace(place, member))),

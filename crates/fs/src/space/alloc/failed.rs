@@ -3,7 +3,7 @@
 //! New chunks do not lie on it. But where chunks have one copy of each byte, or too few for what
 //! has failed, there is free space that cannot be written any more, beside devices that are well.
 //! Data that came to lie there would be lost. So these chunks are left before data is allocated
-//! next (`groups::closed`), and others are made on the devices that are left.
+//! next (`groups::read_only`), and others are made on the devices that are left.
 //!
 //! Metadata needs no such care: where it cannot be written, the commit fails, and the file system
 //! is not written any more.

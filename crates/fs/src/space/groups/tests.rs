@@ -209,6 +209,33 @@ fn holes_that_lie_askew_are_used_last() {
     assert_eq!(both, [Logical(MIB + 65536), Logical(MIB + 4096)]);
 }
 
+/// A relocation of a group that was left needs space for what it holds, and does not open it.
+#[test]
+fn a_group_that_was_left_is_opened_by_coming_back_only() {
+    let g = groups(vec![
+        group(16 * MIB..17 * MIB, BlockGroupFlags::DATA, 1),
+        group(32 * MIB..33 * MIB, BlockGroupFlags::DATA, 1),
+    ]);
+    let (first, second) = (g.find(Logical(16 * MIB)), g.find(Logical(32 * MIB)));
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let mut r = g.space().reserve(SpaceKind::Data, MIB + 4096).unwrap();
+    let length = Lengths::exactly(512 << 10);
+    assert_eq!(g.allocate_data(length, ANY, &mut r).unwrap().start, Logical(16 * MIB));
+    assert!(g.try_leave(&first) && first.is_read_only());
+    assert!(!g.try_leave(&second) && !second.is_read_only(), "there is a promise in it");
+    assert!(!g.try_set_read_only(&first), "what it holds and what is promised do not fit");
+    assert_eq!(g.allocate_data(length, ANY, &mut r).unwrap().start, Logical(32 * MIB));
+    drop(r);
+    assert!(g.try_set_read_only(&first), "now it does");
+    g.set_read_only(&first, false);
+    assert!(first.is_read_only(), "the relocation has ended, and the device is as it was");
+    assert_eq!(g.space().figures(SpaceKind::Data).free(), MIB / 2);
+    g.come_back(&first);
+    g.come_back(&second);
+    assert_eq!(g.space().figures(SpaceKind::Data).free(), MIB);
+    assert!(!first.is_read_only() && g.try_set_read_only(&first));
+}
+
 #[test]
 fn read_only_and_removed_groups_do_not_count() {
     let g = groups(vec![

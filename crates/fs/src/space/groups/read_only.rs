@@ -1,12 +1,12 @@
-//! Groups from which nothing is allocated. Their free space counts as unusable.
+//! Read-only groups: nothing is allocated from them, and their free space counts as unusable.
 //!
-//! A relocation **closes** the group that it empties, and opens it again if it ends before that.
-//! What the group holds is going to move, so the others must have space for that, too.
+//! A relocation makes the group read-only that it empties, and allows it again if it ends before
+//! that. What the group holds is going to move, so the others must have space for that, too.
 //!
 //! A group of data is **left** when only devices that have failed have some part of it. What it
-//! holds stays there, can be read, and is written in place as before. The allocator comes back to
-//! it when one of the devices has been replaced. It must not do that while a relocation has closed
-//! the group.
+//! holds stays there, can be read, and is written in place as before. A relocation may empty it,
+//! and does not change that it is left. The allocator comes back to it when one of the devices has
+//! been replaced.
 
 use super::{BlockGroup, Groups};
 use larder_format::items::BlockGroupFlags;
@@ -22,21 +22,21 @@ impl Groups {
     /// meanwhile.
     pub(crate) fn try_set_read_only(&self, group: &BlockGroup) -> bool {
         let mut s = group.state.lock();
-        if s.read_only || s.removed {
+        if s.removed || s.read_only && !s.left {
             return !s.removed;
         }
-        let free = s.free.total();
         let is_metadata = group.flags.contains(BlockGroupFlags::METADATA);
         let beside = if is_metadata { BESIDE } else { 0 };
-        s.read_only = self.space.try_make_unusable(group.kind(), (free, s.allocated + beside));
-        s.read_only
+        let free = if s.left { 0 } else { s.free.total() };
+        let fits = self.space.try_make_unusable(group.kind(), (free, s.allocated + beside));
+        s.read_only |= fits;
+        fits
     }
-    /// The same without the test; or allows the group again.
+    /// The same without the test; or allows the group again, unless it was left.
     pub(crate) fn set_read_only(&self, group: &BlockGroup, read_only: bool) {
-        let read_only = read_only || group.is_on_seed;
         let mut s = group.state.lock();
-        s.frozen &= read_only;
-        s.left &= read_only;
+        s.frozen &= read_only || group.is_on_seed;
+        let read_only = read_only || group.is_on_seed || s.left;
         if s.read_only != read_only && !s.removed {
             s.read_only = read_only;
             let free = s.free.total();
@@ -63,10 +63,9 @@ impl Groups {
         s.left
     }
 
-    /// Comes back to a group, if it was left.
+    /// Comes back to a group, if it was left. No relocation may be under way.
     pub(crate) fn come_back(&self, group: &BlockGroup) {
-        let is_left = group.state.lock().left;
-        if is_left {
+        if std::mem::take(&mut group.state.lock().left) {
             self.set_read_only(group, false);
         }
     }
